@@ -1,0 +1,1 @@
+"""What the stages agree on: artifacts, recipes, the store, errors, configuration, tracking."""

@@ -1,0 +1,79 @@
+"""A stage: one link of the chain, usable alone, made of settings, inputs and a function.
+
+A stage module declares one `Stage`; the command line and the Prefect tasks call its `run`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from contracts.artifact import Artifact
+from contracts.configuration import Settings, identity
+from contracts.fingerprint import Recipe
+from contracts.progress import Progress, SilentProgress
+from contracts.store import ArtifactStore, Summary, Workspace
+
+C = TypeVar("C", bound=Settings)
+
+
+def _no_files(settings: Any) -> Mapping[str, Path]:
+    return {}
+
+
+@dataclass(frozen=True)
+class Stage(Generic[C]):
+    """One link of the chain.
+
+    Args:
+        name: As users write it: "ingest".
+        version: Bumped by hand when the code changes the result for the same settings.
+        kind: Kind of the artifact it makes.
+        settings: Type of its settings.
+        work: Fills `workspace.path` and returns the summary. An exception publishes nothing.
+        raw_files: Files outside the store that the settings name: name (identity) to path.
+        raw: Digests of other raw inputs that are no single files, where there are any.
+    """
+
+    name: str
+    version: int
+    kind: str
+    settings: type[C]
+    work: Callable[[C, Mapping[str, Artifact], Workspace], Summary]
+    raw_files: Callable[[C], Mapping[str, Path]] = _no_files
+    raw: Callable[[C], Mapping[str, str]] = _no_files  # type: ignore[assignment]
+
+    def recipe(self, settings: C, *, inputs: Mapping[str, str], store: ArtifactStore) -> Recipe:
+        """Return what decides the result; `inputs` are fingerprints, so nothing upstream need exist."""
+        digests = {name: store.digest(path) for name, path in self.raw_files(settings).items()}
+        return Recipe(
+            self.name, self.version, identity(settings), dict(inputs), {**digests, **self.raw(settings)}
+        )
+
+    def run(
+        self,
+        settings: C,
+        *,
+        inputs: Mapping[str, Artifact] | None = None,
+        store: ArtifactStore,
+        progress: Progress | None = None,
+        label: str = "",
+    ) -> Artifact:
+        """Return the artifact, building it unless it is complete.
+
+        Raises:
+            ShardlineError: The settings, the inputs or the data are wrong; see `contracts.errors`.
+        """
+        inputs = dict(inputs or {})
+        recipe = self.recipe(
+            settings, inputs={name: item.fingerprint for name, item in inputs.items()}, store=store
+        )
+        return store.make(
+            self.kind,
+            label or self.name,
+            recipe,
+            lambda workspace: self.work(settings, inputs, workspace),
+            config=settings.model_dump(mode="json"),
+            inputs=inputs,
+            progress=progress or SilentProgress(),
+        )

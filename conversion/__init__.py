@@ -1,0 +1,1 @@
+"""Native checkpoints to and from other layouts and formats."""

@@ -1,0 +1,1 @@
+"""Perplexity, scoring and reports, straight from a sharded checkpoint."""

@@ -1,0 +1,1 @@
+"""Command line, pipeline configuration, Prefect flows and deployments."""

@@ -1,0 +1,1 @@
+"""Corpus to tokens: readers, tokenizers, `.bin/.idx` datasets, sample indices. No torch."""

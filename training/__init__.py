@@ -1,0 +1,1 @@
+"""Models, parallel layers and layouts, the trainer, native checkpoints."""
