@@ -1,0 +1,47 @@
+"""Settings of the reshape stage."""
+
+from typing import Literal, Self
+
+from pydantic import Field, PositiveInt, model_validator
+
+from contracts.configuration import Settings, execution
+
+
+class ReshapeConfig(Settings):
+    """Move a checkpoint to another parallel layout or format."""
+
+    checkpoint: str | None = execution(None, description="Checkpoint to read, where no artifact is given as input.")
+    step: int | None = Field(None, ge=0, description="Step to take. Empty: the newest good one.")
+    to: Literal["native", "huggingface"] = Field(
+        "native",
+        description="native: Shardline's own sharded checkpoint; huggingface: safetensors with a config.json.",
+    )
+    tensor_parallel: PositiveInt = Field(1, description="Tensor-parallel degree of the native target.")
+    pipeline_parallel: PositiveInt = Field(1, description="Pipeline-parallel degree of the native target.")
+    data_parallel: PositiveInt = Field(
+        1, description="Data-parallel degree of the native target: the files it is cut into."
+    )
+    dtype: Literal["keep", "float32", "bf16", "float16"] = Field(
+        "keep", description="Type of the written weights; keep moves the bits as they are."
+    )
+    optimizer: bool = Field(
+        True, description="Carry the optimizer state over; Hugging Face files have no place for it."
+    )
+    shard_bytes: PositiveInt = Field(
+        5 * 10**9, description="Largest safetensors file of a Hugging Face target, in bytes."
+    )
+    verify: bool = execution(True, description="Read the result back and compare every tensor with the source.")
+    logits: bool = execution(
+        False,
+        description="Also run both models on one batch and compare the logits (needs transformers for huggingface).",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        degrees = self.tensor_parallel * self.pipeline_parallel * self.data_parallel
+        if self.to == "huggingface" and degrees > 1:
+            raise ValueError(
+                f"to: huggingface writes whole tensors, so tensor_parallel ({self.tensor_parallel}), pipeline_parallel "
+                f"({self.pipeline_parallel}) and data_parallel ({self.data_parallel}) must be 1."
+            )
+        return self
