@@ -58,7 +58,9 @@ class Manifest:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        return json.dumps({"format": MANIFEST_FORMAT, **asdict(self)}, indent=1, ensure_ascii=False) + "\n"
+        """Write a manifest; numbers that JSON does not know become the texts "nan", "inf", "-inf"."""
+        data = {"format": MANIFEST_FORMAT, **asdict(self)}
+        return json.dumps(_plain(data), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str, source: Path) -> "Manifest":
@@ -69,8 +71,10 @@ class Manifest:
         """
         try:
             data = json.loads(text)
+            if not isinstance(data, dict):
+                raise InputError(f"{source}: not a Shardline manifest (it holds a {type(data).__name__}).")
             if data.pop("format") != MANIFEST_FORMAT:
-                raise InputError(f"{source}: a manifest of an unknown format; a newer Shardline wrote it.")
+                raise InputError(f"{source}: a manifest of an unknown format. A newer Shardline wrote it; use that.")
             data["recipe"] = Recipe(**data["recipe"])
             data["inputs"] = {name: InputEntry(**entry) for name, entry in data["inputs"].items()}
             data["files"] = tuple(FileEntry(**entry) for entry in data["files"])
@@ -113,8 +117,11 @@ def read_artifact(path: Path) -> Artifact:
     try:
         text = manifest.read_text(encoding="utf-8")
     except FileNotFoundError:
-        what = "is unfinished" if path.is_dir() and any(path.iterdir()) else "holds no artifact"
-        raise InputError(f"{path} {what}: it has no {MANIFEST}.") from None
+        if (path / "recipe.json").is_file():
+            raise InputError(
+                f"{path} is unfinished: it has no {MANIFEST} yet. Start its stage again; it goes on from there."
+            ) from None
+        raise InputError(f"{path} holds no artifact: it has no {MANIFEST}.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{manifest}: cannot be read ({error}).") from error
     return Artifact(path, Manifest.from_json(text, manifest))
@@ -122,4 +129,20 @@ def read_artifact(path: Path) -> Artifact:
 
 def legal_label(label: str) -> str:
     """Make `label` safe as a part of a file name, keeping letters, digits, dot, dash, underscore."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", label).strip("-.") or "unnamed"
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", label).strip("-.")[:100].rstrip("-.") or "unnamed"
+
+
+def _plain(value: Any) -> Any:
+    """Turn numbers of numpy and torch, paths and tuples into what JSON can hold; NaN becomes "nan"."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        items = sorted(value, key=str) if isinstance(value, set | frozenset) else value
+        return [_plain(item) for item in items]
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if value - value == 0 else str(value)
+    if hasattr(value, "tolist"):
+        return _plain(value.tolist())
+    return str(value)

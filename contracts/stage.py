@@ -21,6 +21,10 @@ def _no_files(settings: Any) -> Mapping[str, Path]:
     return {}
 
 
+def _no_digests(settings: Any) -> Mapping[str, str]:
+    return {}
+
+
 @dataclass(frozen=True)
 class Stage(Generic[C]):
     """One link of the chain.
@@ -41,14 +45,12 @@ class Stage(Generic[C]):
     settings: type[C]
     work: Callable[[C, Mapping[str, Artifact], Workspace], Summary]
     raw_files: Callable[[C], Mapping[str, Path]] = _no_files
-    raw: Callable[[C], Mapping[str, str]] = _no_files  # type: ignore[assignment]
+    raw: Callable[[C], Mapping[str, str]] = _no_digests
 
     def recipe(self, settings: C, *, inputs: Mapping[str, str], store: ArtifactStore) -> Recipe:
         """Return what decides the result; `inputs` are fingerprints, so nothing upstream need exist."""
-        digests = {name: store.digest(path) for name, path in self.raw_files(settings).items()}
-        return Recipe(
-            self.name, self.version, identity(settings), dict(inputs), {**digests, **self.raw(settings)}
-        )
+        digests = store.digest_all(self.raw_files(settings))
+        return Recipe(self.name, self.version, identity(settings), dict(inputs), {**digests, **self.raw(settings)})
 
     def run(
         self,
@@ -58,16 +60,20 @@ class Stage(Generic[C]):
         store: ArtifactStore,
         progress: Progress | None = None,
         label: str = "",
+        force: bool = False,
     ) -> Artifact:
         """Return the artifact, building it unless it is complete.
+
+        Args:
+            inputs: The input artifacts by the names that the stage knows them by.
+            label: First part of the folder's name; no part of the identity.
+            force: Build it from scratch even if it is complete.
 
         Raises:
             ShardlineError: The settings, the inputs or the data are wrong; see `contracts.errors`.
         """
         inputs = dict(inputs or {})
-        recipe = self.recipe(
-            settings, inputs={name: item.fingerprint for name, item in inputs.items()}, store=store
-        )
+        recipe = self.recipe(settings, inputs={name: item.fingerprint for name, item in inputs.items()}, store=store)
         return store.make(
             self.kind,
             label or self.name,
@@ -76,4 +82,5 @@ class Stage(Generic[C]):
             config=settings.model_dump(mode="json"),
             inputs=inputs,
             progress=progress or SilentProgress(),
+            force=force,
         )

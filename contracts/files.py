@@ -1,0 +1,73 @@
+"""Writing small files so that a reader, a crash or a full disk never meets half of one."""
+
+import contextlib
+import errno
+import os
+import uuid
+from pathlib import Path
+
+from contracts.errors import ShardlineError
+
+_CURES = {
+    errno.ENOSPC: "Free some space on that disk",
+    errno.EDQUOT: "Free some space or have the quota raised",
+    errno.EROFS: "It is a read-only file system; choose another --store or --output",
+    errno.EACCES: "Get the right to write there, or choose another --store or --output",
+    errno.EPERM: "Get the right to write there, or choose another --store or --output",
+    errno.EIO: "The disk itself fails; look at the system's log",
+    errno.ENOTDIR: "A file stands where a folder is needed; remove it or choose another --store or --output",
+    errno.EEXIST: "A file stands where a folder is needed; remove it or choose another --store or --output",
+    errno.ENAMETOOLONG: "Choose a shorter label or path",
+    errno.EMFILE: "Raise the limit of open files (ulimit -n)",
+    errno.ESTALE: "The network disk was mounted anew",
+}
+
+
+def storage_error(error: OSError, path: Path) -> ShardlineError | None:
+    """Turn an error of the disk into a message with the path and the cure; None for other errors.
+
+    Args:
+        error: What the system said; the file it names is preferred to `path`.
+        path: Where the work happened.
+    """
+    cure = _CURES.get(error.errno or 0)
+    if cure is None:
+        return None
+    where = error.filename if isinstance(error.filename, str) else path
+    return ShardlineError(
+        f"{where}: {error.strerror}. {cure}, then start again; finished work is kept and goes on from there."
+    )
+
+
+def write_atomically(path: Path, text: str, *, is_durable: bool = True) -> None:
+    """Put `text` at `path` in one step: readers see the old file or the whole new one.
+
+    Args:
+        is_durable: Wait until the disk has it, so that it survives a power cut.
+
+    Raises:
+        OSError: The disk is full, read-only, or the folder is gone; `path` is as it was before.
+    """
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:12]}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            if is_durable:
+                file.flush()
+                os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    if is_durable:
+        sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Wait until the disk has a file's bytes, or a folder's names."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
