@@ -1,0 +1,75 @@
+"""What a model asks of a set of layers, and which set it gets.
+
+A model is built from five kinds of module. `local` makes them from plain PyTorch on any device;
+`te` from Transformer Engine on NVIDIA GPUs. Attribute names inside the modules differ, canonical
+names in their `ParamSpec`s do not, so a checkpoint moves freely between backends.
+"""
+
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from training.config import ModelConfig
+from training.mesh import TensorParallel
+from training.parameters import ParamSpec
+
+
+class AttentionModule(Protocol):
+    """Causal self-attention over this rank's heads; has no parameters."""
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """(s, b, heads/tp, d), twice (s, b, groups/tp, d) -> (s, b, heads/tp * d)."""
+        ...
+
+
+class Backend(Protocol):
+    """Builders of the parts of a Transformer block. Names are canonical: `layers.3.attn.norm`."""
+
+    def norm_column(
+        self, norm: str, linear: str, sizes: tuple[int, int], *, has_bias: bool, blocks: tuple[str, ...] = ()
+    ) -> nn.Module:
+        """A norm followed by a column-parallel linear; (s/tp, b, in) -> (s, b, out/tp).
+
+        Args:
+            norm: Canonical name of the norm.
+            linear: Canonical name of the linear layer.
+            sizes: (in, out) of the uncut weight.
+            has_bias: Whether the linear layer has one.
+            blocks: Canonical names of the layers fused into `linear` by rows; each is cut on its own.
+        """
+        ...
+
+    def column(self, name: str, sizes: tuple[int, int], *, has_bias: bool) -> nn.Module:
+        """A column-parallel linear without a norm; (s/tp, b, in) -> (s, b, out/tp)."""
+        ...
+
+    def row(self, name: str, sizes: tuple[int, int], *, has_bias: bool) -> nn.Module:
+        """A row-parallel linear; (s, b, in/tp) -> (s/tp, b, out)."""
+        ...
+
+    def norm(self, name: str) -> nn.Module:
+        """LayerNorm or RMSNorm as the model says; (s/tp, b, h) -> the same."""
+        ...
+
+    def attention(self) -> AttentionModule:
+        """Causal attention."""
+        ...
+
+    def param_specs(self, module: nn.Module) -> dict[str, ParamSpec]:
+        """Attribute path of each parameter of a module that this backend made, to its spec."""
+        ...
+
+
+def make_backend(model: ModelConfig, tp: TensorParallel) -> Backend:
+    """Return the backend that `model.backend` names.
+
+    Raises:
+        ConfigError: It is `te` and Transformer Engine is not installed.
+    """
+    if model.backend == "te":
+        from training.te import TransformerEngineBackend
+
+        return TransformerEngineBackend(model, tp)
+    from training.layers import LocalBackend
+
+    return LocalBackend(model, tp)

@@ -1,0 +1,320 @@
+"""Settings of the pretraining stage, and the arithmetic that must hold between them.
+
+Nothing here reads a file, starts a process or imports torch. Degrees of tensor and pipeline
+parallelism are part of a run's identity, since its checkpoints are cut by them; data parallelism,
+micro-batch size and recomputation are not, because the global batch fixes the result.
+"""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, PositiveInt, model_validator
+
+from contracts.configuration import Settings, execution
+
+Family = Literal["gpt2", "llama"]
+Precision = Literal["float32", "bf16", "float64"]
+
+_FAMILY: dict[str, dict[str, Any]] = {
+    "gpt2": {
+        "norm": "layernorm",
+        "activation": "gelu_tanh",
+        "position": "learned",
+        "tied_embeddings": True,
+        "linear_bias": True,
+        "qkv_bias": True,
+    },
+    "llama": {
+        "norm": "rmsnorm",
+        "activation": "swiglu",
+        "position": "rope",
+        "tied_embeddings": False,
+        "linear_bias": False,
+        "qkv_bias": False,
+    },
+}
+
+
+class ModelConfig(Settings):
+    """Sizes and choices of one decoder-only Transformer.
+
+    `family` sets what is not given: gpt2 means LayerNorm, GELU (tanh), learned positions, biases and
+    tied embeddings; llama means RMSNorm, SwiGLU, rotary positions, no biases and an own output matrix.
+    """
+
+    family: Family = Field("gpt2", description="Which defaults the fields below take: gpt2 or llama.")
+    num_layers: PositiveInt = Field(4, description="Transformer blocks.")
+    hidden_size: PositiveInt = Field(256, description="Width of the residual stream.")
+    num_attention_heads: PositiveInt = Field(4, description="Query heads.")
+    num_query_groups: PositiveInt = Field(
+        4, description="Key-value heads; query heads share them evenly. Default: num_attention_heads."
+    )
+    head_dim: PositiveInt = Field(64, description="Width of one head. Default: hidden_size / num_attention_heads.")
+    ffn_hidden_size: PositiveInt = Field(
+        1024, description="Inner width of the MLP. Default: 4 x hidden_size; swiglu: 8/3 of it, up to a multiple of 64."
+    )
+    max_position_embeddings: PositiveInt = Field(1024, description="Longest sequence the model can take, in tokens.")
+    vocab_size: PositiveInt | None = Field(
+        None, description="Tokens in the vocabulary; taken from the dataset's tokenizer when not set."
+    )
+    vocab_multiple: PositiveInt = Field(
+        128, description="The embedding has the next multiple of this many rows; padding rows never get probability."
+    )
+    norm: Literal["layernorm", "rmsnorm"] = Field("layernorm", description="Kind of normalization.")
+    norm_eps: float = Field(1e-5, gt=0, description="Added to the variance in a norm.")
+    activation: Literal["gelu", "gelu_tanh", "swiglu"] = Field("gelu_tanh", description="Non-linearity of the MLP.")
+    position: Literal["learned", "rope"] = Field("learned", description="How positions enter the model.")
+    rotary_base: float = Field(10000.0, gt=0, description="Base of the rotary wavelengths (theta).")
+    tied_embeddings: bool = Field(True, description="The output matrix is the input embedding.")
+    linear_bias: bool = Field(True, description="Biases in the attention output and the MLP.")
+    qkv_bias: bool = Field(True, description="Biases of the query, key and value projections.")
+    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout after the embedding, attention and MLP; 0 is off.")
+    init_std: float = Field(0.02, gt=0, description="Standard deviation of the initial weights.")
+    backend: Literal["local", "te"] = execution("local", description="Layers: own ones, or Transformer Engine's (GPU).")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_family_defaults(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or data.get("family", "gpt2") not in _FAMILY:
+            return data
+        filled = {**_FAMILY[data.get("family", "gpt2")], **data}
+        hidden, heads = filled.get("hidden_size", 256), filled.get("num_attention_heads", 4)
+        filled.setdefault("num_query_groups", heads)
+        if isinstance(hidden, int) and isinstance(heads, int) and hidden > 0 and heads > 0:
+            filled.setdefault("head_dim", max(1, hidden // heads))
+            gated = filled["activation"] == "swiglu"
+            filled.setdefault("ffn_hidden_size", -(-8 * hidden // 192) * 64 if gated else 4 * hidden)
+        return filled
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        heads, groups = self.num_attention_heads, self.num_query_groups
+        if self.head_dim == self.hidden_size // heads and self.hidden_size % heads:
+            raise ValueError(
+                f"hidden_size ({self.hidden_size}) / num_attention_heads ({heads}) leaves a remainder of "
+                f"{self.hidden_size % heads}. {_choices('num_attention_heads', self.hidden_size, heads)}, or set head_dim."
+            )
+        if heads % groups:
+            raise ValueError(
+                f"num_attention_heads ({heads}) / num_query_groups ({groups}) leaves a remainder of {heads % groups}, "
+                f"and every group serves as many heads. {_choices('num_query_groups', heads, groups)}."
+            )
+        if self.position == "rope" and self.head_dim % 2:
+            raise ValueError(f"head_dim ({self.head_dim}) is odd, and rotary positions turn pairs. Use an even head_dim.")
+        if self.activation == "swiglu" and self.linear_bias:
+            raise ValueError("activation: swiglu goes with linear_bias: false (qkv_bias may be true). Set linear_bias: false.")
+        return self
+
+    @property
+    def is_gated(self) -> bool:
+        return self.activation == "swiglu"
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """Rows of the embedding: `vocab_size` up to a multiple of `vocab_multiple`, the same at every layout."""
+        if self.vocab_size is None:
+            raise ValueError("vocab_size is not known yet; the stage takes it from the dataset.")
+        return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
+
+    @property
+    def qkv_size(self) -> int:
+        """Rows of the fused projection: per group its query heads, one key head, one value head."""
+        return (self.num_attention_heads + 2 * self.num_query_groups) * self.head_dim
+
+    @property
+    def attention_size(self) -> int:
+        return self.num_attention_heads * self.head_dim
+
+
+class LayoutConfig(Settings):
+    """How the model and the batch are cut over ranks; the product of the degrees is their number."""
+
+    tensor_parallel: PositiveInt = Field(1, description="Ranks that share each layer's matrices.")
+    pipeline_parallel: PositiveInt = Field(1, description="Stages that the layers are dealt to.")
+    data_parallel: PositiveInt = execution(1, description="Ranks that share the rows of a global batch.")
+    context_parallel: PositiveInt = execution(1, description="Ranks that share a sequence; only 1 for now.")
+    virtual_pipeline: PositiveInt = execution(1, description="Stages per rank (interleaving); only 1 for now.")
+    sequence_parallel: bool = execution(
+        True, description="Cut activations between the matrices along the sequence over the tensor-parallel ranks."
+    )
+    shard: Literal["none", "optimizer", "gradients", "parameters"] = execution(
+        "optimizer", description="What the data-parallel ranks share instead of copying (ZeRO 0, 1, 2, 3)."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.context_parallel > 1:
+            raise ValueError(f"context_parallel ({self.context_parallel}) above 1 is not supported yet. Use 1.")
+        if self.virtual_pipeline > 1:
+            raise ValueError(f"virtual_pipeline ({self.virtual_pipeline}) above 1 is not supported yet. Use 1.")
+        if self.pipeline_parallel > 1 and self.shard in ("gradients", "parameters"):
+            raise ValueError(
+                f"shard: {self.shard} would gather or reduce once per micro-batch under pipeline_parallel "
+                f"({self.pipeline_parallel}). Use shard: optimizer, or pipeline_parallel: 1."
+            )
+        return self
+
+    @property
+    def world_size(self) -> int:
+        return self.tensor_parallel * self.pipeline_parallel * self.data_parallel * self.context_parallel
+
+
+class OptimizerConfig(Settings):
+    """AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101) with its learning-rate schedule."""
+
+    lr: float = Field(3e-4, gt=0, description="Peak learning rate.")
+    min_lr: float = Field(3e-5, ge=0, description="Learning rate at the last step.")
+    warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up from 0 to lr.")
+    decay_steps: PositiveInt | None = Field(
+        None, description="Step at which the cosine reaches min_lr. Default: train_steps."
+    )
+    beta1: float = Field(0.9, ge=0, lt=1, description="Decay of the first moment.")
+    beta2: float = Field(0.95, ge=0, lt=1, description="Decay of the second moment.")
+    eps: float = Field(1e-8, gt=0, description="Added to the root of the second moment.")
+    weight_decay: float = Field(0.1, ge=0, description="Decoupled decay of matrices; norms and biases have none.")
+    clip_grad: float = Field(1.0, ge=0, description="Largest global gradient norm; 0 does not clip.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.min_lr > self.lr:
+            raise ValueError(f"min_lr ({self.min_lr}) is above lr ({self.lr}). The cosine falls from lr to min_lr.")
+        return self
+
+
+class PretrainConfig(Settings):
+    """One pretraining run."""
+
+    model: ModelConfig = Field(default_factory=ModelConfig, description="The model.")
+    layout: LayoutConfig = Field(default_factory=LayoutConfig, description="How it is cut over ranks.")
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="AdamW and its schedule.")
+    seq_length: PositiveInt = Field(512, description="Tokens per training row.")
+    micro_batch_size: PositiveInt = execution(4, description="Rows per rank per forward pass.")
+    global_batch_size: PositiveInt = Field(16, description="Rows per optimizer step over all ranks.")
+    train_steps: PositiveInt = Field(100, description="Optimizer steps of the run.")
+    precision: Precision = Field(
+        "float32", description="Arithmetic of the layers; masters and optimizer are float32 with bf16 too."
+    )
+    recompute: Literal["none", "selective", "full"] = execution(
+        "none", description="Activations computed again in backward: none, all but matrix products, or whole blocks."
+    )
+    seed: int = Field(1234, ge=0, description="Seed of initial weights, sample order and dropout.")
+    split: Annotated[tuple[float, ...], Field(min_length=3, max_length=3)] = Field(
+        (0.98, 0.02, 0.0), description="Shares of documents for training, validation and test."
+    )
+    dataset_weights: tuple[float, ...] | None = Field(
+        None, description="Share of each dataset in a blend; default: by their sizes."
+    )
+    datasets: tuple[str, ...] = execution((), description="Dataset artifacts, when not given as inputs.")
+    valid_batches: int = Field(4, ge=0, description="Global batches of the validation loss at the end; 0 is off.")
+    checkpoint_interval: PositiveInt = execution(100, description="Steps between checkpoints.")
+    keep_last: PositiveInt = execution(2, description="Checkpoints kept while training; the last one always is.")
+    log_interval: PositiveInt = execution(1, description="Steps between lines of metrics.jsonl.")
+    threads_per_rank: int = execution(0, ge=0, description="CPU threads per rank; 0 shares the cores evenly.")
+    device: Literal["auto", "cpu", "cuda"] = execution("auto", description="auto takes CUDA where there is a device.")
+    timeout_s: PositiveInt = execution(1800, description="Seconds a rank waits for its peers before it gives up.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        check_layout(self.model, self.layout, seq_length=self.seq_length)
+        self._check_batch()
+        model = self.model
+        if model.position == "learned" and self.seq_length > model.max_position_embeddings:
+            raise ValueError(
+                f"seq_length ({self.seq_length}) is above model.max_position_embeddings ({model.max_position_embeddings}). "
+                "Raise max_position_embeddings, or shorten seq_length."
+            )
+        decay = self.optimizer.decay_steps or self.train_steps
+        if self.optimizer.warmup_steps >= decay:
+            raise ValueError(
+                f"optimizer.warmup_steps ({self.optimizer.warmup_steps}) leaves nothing of the {decay} steps to decay over. "
+                f"Use at most {decay - 1}."
+            )
+        return self
+
+    def _check_batch(self) -> None:
+        rows, micro, dp = self.global_batch_size, self.micro_batch_size, self.layout.data_parallel
+        per_pass = micro * dp
+        if rows % per_pass:
+            raise ValueError(
+                f"global_batch_size ({rows}) / (micro_batch_size ({micro}) x layout.data_parallel ({dp}) = {per_pass}) leaves a "
+                f"remainder of {rows % per_pass}. Nearest global_batch_size: {_multiples(rows, per_pass)}; or change "
+                "micro_batch_size."
+            )
+        stages, passes = self.layout.pipeline_parallel, rows // per_pass
+        if passes < stages:
+            raise ValueError(
+                f"global_batch_size ({rows}) / ({micro} x {dp}) gives {passes} micro-batches, and layout.pipeline_parallel "
+                f"({stages}) needs at least {stages}. Use global_batch_size {stages * per_pass}, or a smaller micro_batch_size."
+            )
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Forward passes per rank per optimizer step."""
+        return self.global_batch_size // (self.micro_batch_size * self.layout.data_parallel)
+
+    @property
+    def train_samples(self) -> int:
+        return self.train_steps * self.global_batch_size
+
+
+def with_vocab_size(config: PretrainConfig, vocab_size: int) -> PretrainConfig:
+    """Fill in the vocabulary size, checking all arithmetic again.
+
+    Raises:
+        pydantic.ValidationError: A degree does not divide the padded vocabulary.
+    """
+    data = config.model_dump()
+    data["model"]["vocab_size"] = config.model.vocab_size or vocab_size
+    return PretrainConfig.model_validate(data)
+
+
+def check_layout(model: ModelConfig, layout: LayoutConfig, *, seq_length: int | None = None) -> None:
+    """Check that `layout` can cut `model`.
+
+    Raises:
+        ValueError: A size is not divisible by a degree; names both, the remainder and the nearest legal degrees.
+    """
+    tp, pp, dp = layout.tensor_parallel, layout.pipeline_parallel, layout.data_parallel
+    sizes = {
+        "model.num_attention_heads": model.num_attention_heads,
+        "model.num_query_groups": model.num_query_groups,
+        "model.ffn_hidden_size": model.ffn_hidden_size,
+    }
+    for name, size in sizes.items():
+        if size % tp:
+            raise ValueError(
+                f"{name} ({size}) / layout.tensor_parallel ({tp}) leaves a remainder of {size % tp}. "
+                f"{_choices('tensor_parallel', size, tp)}."
+            )
+    if model.vocab_size is not None and model.padded_vocab_size % tp:
+        raise ValueError(
+            f"model.vocab_size ({model.vocab_size}) padded to a multiple of {model.vocab_multiple} is "
+            f"{model.padded_vocab_size}, not divisible by layout.tensor_parallel ({tp}). "
+            f"Set model.vocab_multiple: {model.vocab_multiple * tp}."
+        )
+    if seq_length is not None and layout.sequence_parallel and seq_length % tp:
+        raise ValueError(
+            f"seq_length ({seq_length}) / layout.tensor_parallel ({tp}) leaves a remainder of {seq_length % tp}. Nearest "
+            f"seq_length: {_multiples(seq_length, tp)}; or set layout.sequence_parallel: false."
+        )
+    if model.num_layers < pp:
+        raise ValueError(
+            f"model.num_layers ({model.num_layers}) is below layout.pipeline_parallel ({pp}), and every stage needs a layer. "
+            f"Use pipeline_parallel {model.num_layers} or less."
+        )
+    if model.is_gated and layout.shard != "none" and model.hidden_size % dp:
+        raise ValueError(
+            f"model.hidden_size ({model.hidden_size}) / layout.data_parallel ({dp}) leaves a remainder of "
+            f"{model.hidden_size % dp}; the gated MLP is shared by columns. "
+            f"{_choices('data_parallel', model.hidden_size, dp)}, or set layout.shard: none."
+        )
+
+
+def _choices(name: str, size: int, asked: int) -> str:
+    divisors = [d for d in range(1, size + 1) if size % d == 0]
+    below, above = [d for d in divisors if d < asked], [d for d in divisors if d > asked]
+    return f"Nearest {name}: {' or '.join(str(d) for d in below[-1:] + above[:1])}"
+
+
+def _multiples(value: int, step: int) -> str:
+    below = value // step * step
+    return f"{below} or {below + step}" if below else str(step)

@@ -1,0 +1,133 @@
+"""What happens to gradients between backward and the optimizer: the sums that are still due, norm, clipping."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from training.mesh import Mesh
+from training.model import TransformerStage
+from training.parameters import ParamSpec
+from training.sharding import local_tensor
+
+
+@dataclass(frozen=True)
+class LocalParameter:
+    """A parameter of this stage on this rank.
+
+    Args:
+        path: Attribute path in the module.
+        spec: What it is in the whole model.
+        sharded: The parameter as `fully_shard` made it.
+        value: This rank's part, sharing memory; the optimizer works on it.
+        is_tied_copy: The last stage's copy of the token table.
+    """
+
+    path: str
+    spec: ParamSpec
+    sharded: Tensor
+    value: Tensor
+    is_tied_copy: bool
+
+
+def local_parameters(stage: TransformerStage) -> list[LocalParameter]:
+    """List the parameters of a sharded stage in a fixed order."""
+    found = []
+    for path, parameter in stage.named_parameters():
+        spec = stage.param_specs[path]
+        is_copy = path.startswith("output.") and stage.model.tied_embeddings
+        found.append(LocalParameter(path, spec, parameter, local_tensor(parameter.detach()), is_copy))
+    return found
+
+
+class GradientFinisher:
+    """Finishes the gradients of a step; every rank calls it with its own stage.
+
+    Args:
+        parameters: `local_parameters` of this rank's stage.
+        mesh: The layout.
+        tied: The token table is used by the first and the last stage.
+    """
+
+    def __init__(self, parameters: list[LocalParameter], mesh: Mesh, *, tied: bool) -> None:
+        self.parameters = parameters
+        self.mesh = mesh
+        self.tied_group = _first_and_last_stage(mesh) if tied and mesh.size("pp") > 1 else None
+        self.tied = [p for p in parameters if p.spec.canonical_name == "embedding.word.weight"]
+
+    def finish(self) -> list[Tensor]:
+        """Do the sums that are still due and return each parameter's local gradient."""
+        gradients = [_gradient(p) for p in self.parameters]
+        by_path = {p.path: g for p, g in zip(self.parameters, gradients, strict=True)}
+        if self.tied_group is not None and (self.mesh.is_first_stage or self.mesh.is_last_stage):
+            for p in self.tied:
+                dist.all_reduce(by_path[p.path], group=self.tied_group)
+        if self.mesh.tensor_parallel.sequence_parallel:
+            self._sum_partial([by_path[p.path] for p in self.parameters if p.spec.sp_partial])
+        return gradients
+
+    def _sum_partial(self, gradients: list[Tensor]) -> None:
+        gradients = [g for g in gradients if g.numel()]
+        if not gradients:
+            return
+        flat = torch.cat([g.flatten() for g in gradients])
+        dist.all_reduce(flat, group=self.mesh.group("tp"))
+        for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+            gradient.copy_(part.view_as(gradient))
+
+    def norm_and_loss(self, gradients: list[Tensor], loss_sum: Tensor) -> tuple[float, float]:
+        """Norm of the whole model's gradient and the loss summed over all ranks, in one collective.
+
+        Every parameter counts once, however many ranks hold it.
+
+        Args:
+            gradients: From `finish`.
+            loss_sum: This rank's share of the loss; zero on all stages but the last.
+        """
+        is_first_tp, is_first_dp = self.mesh.rank("tp") == 0, self.mesh.rank("dp") == 0
+        counted = [
+            gradient
+            for p, gradient in zip(self.parameters, gradients, strict=True)
+            if not p.is_tied_copy
+            and (p.spec.tp_dim is not None or is_first_tp)
+            and (self.mesh.layout.shard != "none" or is_first_dp)
+            and gradient.numel()
+        ]
+        sums = torch.zeros(2, dtype=torch.float64, device=self.mesh.device)
+        if counted:
+            norms = torch.stack(torch._foreach_norm(counted))
+            sums[0] = norms.double().square().sum()
+        if self.mesh.is_last_stage and is_first_tp:
+            sums[1] = loss_sum.double()
+        dist.all_reduce(sums)
+        squared, loss = sums.tolist()
+        return squared**0.5, loss
+
+
+def clip(gradients: list[Tensor], norm: float, limit: float) -> None:
+    """Scale gradients in place so that their global norm is at most `limit`; 0 does not clip.
+
+    The factor is limit / (norm + 1e-6), at most 1, as in `torch.nn.utils.clip_grad_norm_`.
+    """
+    factor = limit / (norm + 1e-6)
+    if limit > 0 and factor < 1.0:
+        torch._foreach_mul_(gradients, factor)
+
+
+def _gradient(parameter: LocalParameter) -> Tensor:
+    gradient = parameter.sharded.grad
+    if gradient is None:
+        parameter.sharded.grad = gradient = torch.zeros_like(parameter.sharded)
+    return local_tensor(gradient)
+
+
+def _first_and_last_stage(mesh: Mesh) -> dist.ProcessGroup | None:
+    """Group of this rank's peers on the first and last stage; every rank takes part in making all of them."""
+    ranks = mesh.device_mesh.mesh
+    mine = None
+    for first, last in zip(ranks[0].flatten().tolist(), ranks[-1].flatten().tolist(), strict=True):
+        group = dist.new_group([first, last])
+        if dist.get_rank() in (first, last):
+            mine = group
+    return mine

@@ -1,0 +1,139 @@
+"""The `local` backend: layers of plain PyTorch whose parameters are this rank's part of each matrix.
+
+Letters: s sequence, b batch, h hidden, n heads, g key-value groups, d head width. Between the
+matrices an activation is (s, b, h), or (s/tp, b, h) under sequence parallelism.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from training.collectives import column_linear, leave_tensor_parallel
+from training.config import ModelConfig
+from training.mesh import TensorParallel
+from training.parameters import ParamSpec
+
+
+class LocalBackend:
+    """Builds the layers of `model` for one tensor-parallel rank."""
+
+    def __init__(self, model: ModelConfig, tp: TensorParallel) -> None:
+        self.model = model
+        self.tp = tp
+
+    def norm_column(
+        self, norm: str, linear: str, sizes: tuple[int, int], *, has_bias: bool, blocks: tuple[str, ...] = ()
+    ) -> nn.Module:
+        return NormColumn(self.norm(norm), ColumnLinear(linear, sizes, has_bias=has_bias, tp=self.tp, blocks=blocks))
+
+    def column(self, name: str, sizes: tuple[int, int], *, has_bias: bool) -> nn.Module:
+        return ColumnLinear(name, sizes, has_bias=has_bias, tp=self.tp)
+
+    def row(self, name: str, sizes: tuple[int, int], *, has_bias: bool) -> nn.Module:
+        return RowLinear(name, sizes, has_bias=has_bias, tp=self.tp)
+
+    def norm(self, name: str) -> "Norm":
+        return Norm(name, self.model, sp_partial=self.tp.sequence_parallel)
+
+    def attention(self) -> "CausalAttention":
+        return CausalAttention()
+
+    def param_specs(self, module: nn.Module) -> dict[str, ParamSpec]:
+        return {
+            f"{path}.{name}" if path else name: spec
+            for path, part in module.named_modules()
+            for name, spec in getattr(part, "specs", {}).items()
+        }
+
+
+class Norm(nn.Module):
+    """LayerNorm, or RMSNorm (Zhang & Sennrich 2019, arXiv:1910.07467), over the last dimension."""
+
+    def __init__(self, name: str, model: ModelConfig, *, sp_partial: bool) -> None:
+        super().__init__()
+        shape = (model.hidden_size,)
+        self.eps = model.norm_eps
+        self.weight = nn.Parameter(torch.empty(shape))
+        self.bias = nn.Parameter(torch.empty(shape)) if model.norm == "layernorm" else None
+        self.specs = {"weight": ParamSpec(f"{name}.weight", None, shape, sp_partial)}
+        if self.bias is not None:
+            self.specs["bias"] = ParamSpec(f"{name}.bias", None, shape, sp_partial)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shape = (x.shape[-1],)
+        if self.bias is None:
+            return F.rms_norm(x, shape, self.weight, self.eps)
+        return F.layer_norm(x, shape, self.weight, self.bias, self.eps)
+
+
+class ColumnLinear(nn.Module):
+    """A linear layer cut along its rows: each rank makes a part of the outputs, biases included."""
+
+    def __init__(
+        self,
+        name: str,
+        sizes: tuple[int, int],
+        *,
+        has_bias: bool,
+        tp: TensorParallel,
+        blocks: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__()
+        size_in, size_out = sizes
+        self.tp = tp
+        self.weight = nn.Parameter(torch.empty(size_out // tp.size, size_in))
+        self.bias = nn.Parameter(torch.empty(size_out // tp.size)) if has_bias else None
+        weights = tuple(f"{block}.weight" for block in blocks)
+        self.specs = {"weight": ParamSpec(f"{name}.weight", 0, (size_out, size_in), blocks=weights)}
+        if has_bias:
+            biases = tuple(f"{block}.bias" for block in blocks)
+            self.specs["bias"] = ParamSpec(f"{name}.bias", 0, (size_out,), blocks=biases)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return column_linear(x, self.weight, self.bias, self.tp)
+
+
+class RowLinear(nn.Module):
+    """A linear layer cut along its columns: the ranks' partial outputs are summed, then the bias is added."""
+
+    def __init__(self, name: str, sizes: tuple[int, int], *, has_bias: bool, tp: TensorParallel) -> None:
+        super().__init__()
+        size_in, size_out = sizes
+        self.tp = tp
+        self.weight = nn.Parameter(torch.empty(size_out, size_in // tp.size))
+        self.bias = nn.Parameter(torch.empty(size_out)) if has_bias else None
+        self.specs = {"weight": ParamSpec(f"{name}.weight", 1, (size_out, size_in))}
+        if has_bias:
+            self.specs["bias"] = ParamSpec(f"{name}.bias", None, (size_out,), sp_partial=tp.sequence_parallel)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.tp.size == 1:
+            return F.linear(x, self.weight, self.bias)
+        total = leave_tensor_parallel(F.linear(x, self.weight), self.tp)
+        return total if self.bias is None else total + self.bias
+
+
+class NormColumn(nn.Module):
+    """A norm and the column-parallel layer that reads it."""
+
+    def __init__(self, norm: Norm, linear: ColumnLinear) -> None:
+        super().__init__()
+        self.norm = norm
+        self.linear = linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(self.norm(x))
+        return out
+
+
+class CausalAttention(nn.Module):
+    """Scaled dot-product attention with a causal mask, over this rank's heads."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """(s, b, n, d), twice (s, b, g, d) -> (s, b, n * d)."""
+        if k.shape[2] != q.shape[2]:
+            repeats = q.shape[2] // k.shape[2]
+            k, v = k.repeat_interleave(repeats, dim=2), v.repeat_interleave(repeats, dim=2)
+        q_bnsd, k_bnsd, v_bnsd = (x.permute(1, 2, 0, 3) for x in (q, k, v))
+        out_bnsd = F.scaled_dot_product_attention(q_bnsd, k_bnsd, v_bnsd, is_causal=True)
+        return out_bnsd.permute(2, 0, 1, 3).flatten(2)

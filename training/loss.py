@@ -1,0 +1,197 @@
+"""Output projection and cross-entropy as one step over a vocabulary that is cut over ranks.
+
+Full logits are never held: tokens are taken in chunks, and the gradient of a chunk is made while
+its logits are at hand, so backward has no second projection to do. Letters: s sequence, b batch,
+h hidden, t tokens of a chunk, v this rank's part of the vocabulary.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from training.collectives import enter_tensor_parallel
+from training.mesh import TensorParallel
+
+IGNORE_INDEX = -100
+CHUNK_LOGITS = 1 << 22  # 16 MiB of float32: large enough for the matrix product, small enough for a cache
+
+
+def output_loss(hidden: Tensor, weight: Tensor, labels: Tensor, *, vocab_size: int, tp: TensorParallel) -> Tensor:
+    """Sum the cross-entropy of the next token over the positions that count.
+
+    The caller divides by the token count of the whole optimizer step. Padding rows of `weight`
+    (ids from `vocab_size` on) take no part in the softmax.
+
+    Args:
+        hidden: (s, b, h), or (s/tp, b, h) under sequence parallelism.
+        weight: (padded vocabulary / tp, h).
+        labels: (b, s), int64, with IGNORE_INDEX where no loss is due.
+        vocab_size: Ids that can be predicted.
+
+    Returns:
+        (), in nats; float64 for float64 input, else float32.
+    """
+    whole = enter_tensor_parallel(hidden, tp)
+    loss: Tensor = _OutputLoss.apply(whole, weight, labels.t().flatten(), vocab_size, tp, torch.is_grad_enabled())
+    return loss
+
+
+@torch.no_grad()
+def token_log_probs(
+    hidden: Tensor, weight: Tensor, targets: Tensor, *, vocab_size: int, tp: TensorParallel
+) -> tuple[Tensor, Tensor]:
+    """Log-probability of each target, without gathering logits.
+
+    Args:
+        hidden: As in `output_loss`.
+        targets: (b, s), int64; IGNORE_INDEX gives 0 and False.
+
+    Returns:
+        log_probs: (b, s), float32 (float64 for float64 input), in nats.
+        is_greedy: (b, s), bool: no token has a higher logit than the target.
+    """
+    flat = enter_tensor_parallel(hidden, tp).flatten(0, 1)
+    wanted = targets.t().flatten()
+    vocabulary = _Vocabulary(weight, vocab_size, tp)
+    log_probs, greedy = [], []
+    for start, stop in _chunks(len(flat), weight.shape[0]):
+        target = wanted[start:stop]
+        logits = vocabulary.logits(flat[start:stop])
+        highest = vocabulary.subtract_highest(logits)
+        at_target = vocabulary.at(logits, target)
+        total = logits.exp_().sum(-1)
+        both = torch.stack((total, at_target))
+        vocabulary.sum_over_ranks(both)
+        counts = target != IGNORE_INDEX
+        log_probs.append(torch.where(counts, both[1] - both[0].log(), 0.0))
+        greedy.append(counts & (both[1] >= 0))
+        del highest
+    shape = targets.t().shape
+    return torch.cat(log_probs).view(shape).t(), torch.cat(greedy).view(shape).t()
+
+
+@torch.no_grad()
+def output_logits(hidden: Tensor, weight: Tensor, *, vocab_size: int, tp: TensorParallel) -> Tensor:
+    """Logits of every position over the true vocabulary, on every rank: for comparisons, not for training.
+
+    Returns:
+        (b, s, vocab_size), in the dtype of `hidden`.
+    """
+    whole = enter_tensor_parallel(hidden, tp)
+    logits = whole @ weight.t()
+    if tp.size > 1:
+        parts = [torch.empty_like(logits) for _ in range(tp.size)]
+        dist.all_gather(parts, logits.contiguous(), group=tp.group)
+        logits = torch.cat(parts, dim=-1)
+    return logits[..., :vocab_size].transpose(0, 1).contiguous()
+
+
+class _Vocabulary:
+    """This rank's rows of the output matrix, without padding."""
+
+    def __init__(self, weight: Tensor, vocab_size: int, tp: TensorParallel) -> None:
+        self.first = tp.rank * weight.shape[0]
+        self.weight = weight[: max(0, min(vocab_size - self.first, weight.shape[0]))]
+        self.tp = tp
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(t, h) -> (t, v), at least float32."""
+        logits = hidden @ self.weight.t()
+        return logits if logits.dtype == torch.float64 else logits.float()
+
+    def subtract_highest(self, logits: Tensor) -> Tensor:
+        """Subtract each token's highest logit over all ranks, in place, and return it: (t,)."""
+        highest = (
+            logits.amax(-1) if logits.shape[1] else logits.new_full((logits.shape[0],), torch.finfo(logits.dtype).min)
+        )
+        if self.tp.size > 1:
+            dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=self.tp.group)
+        logits.sub_(highest.unsqueeze(1))
+        return highest
+
+    def at(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Logit of each token's target, 0 where another rank holds it: (t,)."""
+        place, is_here = self.place(target)
+        if not logits.shape[1]:
+            return logits.new_zeros(len(target))
+        return torch.where(is_here, logits.gather(1, place.unsqueeze(1)).squeeze(1), 0.0)
+
+    def place(self, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Column of each target on this rank (0 where it is elsewhere), and whether it is here."""
+        local = target - self.first
+        is_here = (local >= 0) & (local < self.weight.shape[0])
+        return torch.where(is_here, local, 0), is_here
+
+    def sum_over_ranks(self, x: Tensor) -> None:
+        if self.tp.size > 1:
+            dist.all_reduce(x, group=self.tp.group)
+
+
+def _chunks(num_tokens: int, rows: int) -> list[tuple[int, int]]:
+    size = max(64, CHUNK_LOGITS // max(1, rows))
+    return [(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size)]
+
+
+class _OutputLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        labels: Tensor,
+        vocab_size: int,
+        tp: TensorParallel,
+        needs_gradient: bool,
+    ) -> Tensor:
+        flat = hidden.flatten(0, 1)
+        vocabulary = _Vocabulary(weight, vocab_size, tp)
+        exact = torch.float64 if weight.dtype == torch.float64 else torch.float32
+        total_loss = torch.zeros((), dtype=exact, device=weight.device)
+        grad_hidden = torch.empty_like(flat) if needs_gradient else None
+        grad_weight = torch.zeros(weight.shape, dtype=exact, device=weight.device) if needs_gradient else None
+        for start, stop in _chunks(len(flat), weight.shape[0]):
+            x, target = flat[start:stop], labels[start:stop]
+            probs, loss = _softmax_and_loss(vocabulary, x, target)
+            total_loss += loss
+            if grad_hidden is None or grad_weight is None:
+                continue
+            grad_logits = _minus_one_at_target(vocabulary, probs, target).to(weight.dtype)
+            torch.mm(grad_logits, vocabulary.weight, out=grad_hidden[start:stop])
+            rows = grad_weight[: vocabulary.weight.shape[0]]
+            if weight.dtype == exact:
+                rows.addmm_(grad_logits.t(), x)
+            else:
+                rows += grad_logits.t() @ x
+        if grad_hidden is not None and grad_weight is not None:
+            ctx.save_for_backward(grad_hidden.view_as(hidden), grad_weight)
+            ctx.weight_dtype = weight.dtype
+        return total_loss
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
+        grad_hidden, grad_weight = ctx.saved_tensors
+        scaled = (grad_weight * grad).to(ctx.weight_dtype)
+        return grad_hidden * grad.to(grad_hidden.dtype), scaled, None, None, None, None
+
+
+def _softmax_and_loss(vocabulary: _Vocabulary, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    logits = vocabulary.logits(x)
+    vocabulary.subtract_highest(logits)
+    at_target = vocabulary.at(logits, target)
+    exponentials = logits.exp_()
+    both = torch.stack((exponentials.sum(-1), at_target))
+    vocabulary.sum_over_ranks(both)
+    total, at_target = both[0], both[1]
+    loss = torch.where(target == IGNORE_INDEX, 0.0, total.log() - at_target).sum()
+    return exponentials.mul_((1.0 / total).unsqueeze(1)), loss
+
+
+def _minus_one_at_target(vocabulary: _Vocabulary, probs: Tensor, target: Tensor) -> Tensor:
+    """Turn probabilities into the gradient of the summed loss with respect to the logits, in place."""
+    place, is_here = vocabulary.place(target)
+    if probs.shape[1]:
+        probs.scatter_add_(1, place.unsqueeze(1), -is_here.to(probs.dtype).unsqueeze(1))
+    ignored = target == IGNORE_INDEX
+    return probs.masked_fill_(ignored.unsqueeze(1), 0.0) if bool(ignored.any()) else probs

@@ -1,0 +1,97 @@
+"""The layout as a device mesh with axes pp, dp, cp, tp, and what one rank needs to know of it.
+
+The mesh is passed as an argument everywhere; there is no global state besides torch's default group.
+"""
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from contracts.errors import ConfigError
+from training.config import LayoutConfig
+
+AXES = ("pp", "dp", "cp", "tp")
+
+
+@dataclass(frozen=True)
+class TensorParallel:
+    """The tensor-parallel group as a layer sees it.
+
+    Args:
+        group: Process group of the ranks that share a layer.
+        rank: This rank's place in it.
+        size: Its number of ranks.
+        sequence_parallel: Activations between the matrices are cut along the sequence (dim 0).
+    """
+
+    group: dist.ProcessGroup | None
+    rank: int
+    size: int
+    sequence_parallel: bool
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """A layout in action on this rank."""
+
+    layout: LayoutConfig
+    device_mesh: DeviceMesh
+    device: torch.device
+
+    def rank(self, axis: str) -> int:
+        return self.device_mesh.get_local_rank(axis)
+
+    def size(self, axis: str) -> int:
+        return self.device_mesh[axis].size()
+
+    def group(self, axis: str) -> dist.ProcessGroup:
+        return self.device_mesh.get_group(axis)
+
+    @property
+    def tensor_parallel(self) -> TensorParallel:
+        size = self.size("tp")
+        return TensorParallel(self.group("tp"), self.rank("tp"), size, self.layout.sequence_parallel and size > 1)
+
+    @property
+    def is_first_stage(self) -> bool:
+        return self.rank("pp") == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        return self.rank("pp") == self.size("pp") - 1
+
+
+def build_mesh(layout: LayoutConfig, device: str = "cpu") -> Mesh:
+    """Lay the ranks of the default group out as `layout`; every rank must call it.
+
+    Raises:
+        ConfigError: The number of ranks is not the product of the degrees.
+    """
+    world_size = dist.get_world_size()
+    if layout.world_size != world_size:
+        pp, dp, tp = layout.pipeline_parallel, layout.data_parallel, layout.tensor_parallel
+        raise ConfigError(
+            f"layout.pipeline_parallel ({pp}) x layout.data_parallel ({dp}) x layout.tensor_parallel ({tp}) needs "
+            f"{layout.world_size} ranks, but {world_size} were started. Start {layout.world_size} ranks, or change a degree."
+        )
+    shape = (layout.pipeline_parallel, layout.data_parallel, layout.context_parallel, layout.tensor_parallel)
+    device_mesh = init_device_mesh(device, shape, mesh_dim_names=AXES)
+    index = int(os.environ.get("LOCAL_RANK", "0")) if device == "cuda" else None
+    return Mesh(layout, device_mesh, torch.device(device, index) if index is not None else torch.device(device))
+
+
+def init_ranks(device: str, *, timeout_s: int = 1800) -> None:
+    """Join the process group that the launcher's environment variables describe: gloo, or nccl on CUDA."""
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=timedelta(seconds=timeout_s))
+
+
+def init_single_rank() -> None:
+    """Start a process group of this process alone, without network settings, for tools that run at one rank."""
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)

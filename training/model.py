@@ -1,0 +1,193 @@
+"""The Transformer of every family, one pipeline stage of it at a time.
+
+In: settings, a mesh. Out: an `nn.Module` that turns tokens (or the previous stage's activations)
+into activations, or on the last stage into the loss, log-probabilities or logits.
+Letters: s sequence, b batch, h hidden, n heads, g groups, r heads per group, d head width.
+"""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from training.backend import Backend, make_backend
+from training.config import ModelConfig, Precision
+from training.dropout import Dropout
+from training.embedding import PositionEmbedding, RotaryTable, VocabEmbedding, rotate
+from training.loss import output_logits, output_loss, token_log_probs
+from training.mesh import Mesh, TensorParallel
+from training.parameters import ParamSpec, stage_layers
+from training.recompute import Recompute, run_block
+
+Want = Literal["loss", "log_probs", "logits", "hidden"]
+Rotary = tuple[Tensor, Tensor]
+
+
+class Block(nn.Module):
+    """Attention and MLP, each with a norm before and a residual connection around it."""
+
+    def __init__(self, backend: Backend, model: ModelConfig, tp: TensorParallel, layer: int, dropout: Dropout) -> None:
+        super().__init__()
+        self.model = model
+        self.dropout = dropout
+        self.first_site = 1 + 2 * layer
+        self.groups = model.num_query_groups // tp.size
+        name, hidden, ffn = f"layers.{layer}", model.hidden_size, model.ffn_hidden_size
+        self.attn_in = backend.norm_column(
+            f"{name}.attn.norm", f"{name}.attn.qkv", (hidden, model.qkv_size), has_bias=model.qkv_bias
+        )
+        self.attention = backend.attention()
+        self.attn_out = backend.row(f"{name}.attn.out", (model.attention_size, hidden), has_bias=model.linear_bias)
+        blocks = (f"{name}.mlp.gate", f"{name}.mlp.up") if model.is_gated else ()
+        self.mlp_in = backend.norm_column(
+            f"{name}.mlp.norm",
+            f"{name}.mlp.gate_up" if blocks else f"{name}.mlp.up",
+            (hidden, ffn * max(1, len(blocks))),
+            has_bias=model.linear_bias,
+            blocks=blocks,
+        )
+        self.mlp_out = backend.row(f"{name}.mlp.down", (ffn, hidden), has_bias=model.linear_bias)
+
+    def forward(self, x: Tensor, rotary: Rotary | None, row_ids: Tensor | None) -> Tensor:
+        """(s, b, h) or (s/tp, b, h) -> the same."""
+        q, k, v = self._queries_keys_values(self.attn_in(x))
+        if rotary is not None:
+            q, k = rotate(q, *rotary), rotate(k, *rotary)
+        x = x + self.dropout(self.attn_out(self.attention(q, k, v)), row_ids, self.first_site)
+        return x + self.dropout(self.mlp_out(self._activate(self.mlp_in(x))), row_ids, self.first_site + 1)
+
+    def _queries_keys_values(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        s, b, _ = qkv.shape
+        heads_per_group = self.model.num_attention_heads // self.model.num_query_groups
+        qkv_sbgrd = qkv.view(s, b, self.groups, heads_per_group + 2, self.model.head_dim)
+        q = qkv_sbgrd[:, :, :, :heads_per_group].reshape(s, b, -1, self.model.head_dim)
+        return q, qkv_sbgrd[:, :, :, heads_per_group], qkv_sbgrd[:, :, :, heads_per_group + 1]
+
+    def _activate(self, x: Tensor) -> Tensor:
+        if self.model.is_gated:
+            gate, up = x.chunk(2, dim=-1)
+            return F.silu(gate) * up
+        return F.gelu(x, approximate="tanh" if self.model.activation == "gelu_tanh" else "none")
+
+
+class TransformerStage(nn.Module):
+    """The layers of one pipeline stage; the whole model where there is one stage.
+
+    Args:
+        model: Sizes; `vocab_size` must be set.
+        mesh: The layout; decides the layers and the part of each matrix.
+        dtype: Of the rotary tables; parameters are made in torch's default dtype.
+        recompute: What backward computes again.
+        seed: For dropout.
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        mesh: Mesh,
+        *,
+        dtype: torch.dtype = torch.float32,
+        recompute: Recompute = "none",
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        if model.vocab_size is None:
+            raise ValueError("model.vocab_size must be set before the model is built.")
+        tp = mesh.tensor_parallel
+        backend = make_backend(model, tp)
+        self.model = model
+        self.vocab_size = model.vocab_size
+        self.tp = tp
+        self.recompute = recompute
+        self.seed = seed
+        self.is_first, self.is_last = mesh.is_first_stage, mesh.is_last_stage
+        self.embedding = VocabEmbedding("embedding.word", model, tp) if self.is_first else None
+        has_positions = self.is_first and model.position == "learned"
+        self.positions = PositionEmbedding("embedding.position", model, tp) if has_positions else None
+        self.rotary = RotaryTable(model, dtype) if model.position == "rope" else None
+        layers = stage_layers(model.num_layers, mesh.size("pp"), mesh.rank("pp"))
+        self.dropout = Dropout(model.dropout, seed, tp.rank if tp.sequence_parallel else 0)
+        self.layers = nn.ModuleDict({str(n): Block(backend, model, tp, n, self.dropout) for n in layers})
+        self.final_norm = backend.norm("final_norm") if self.is_last else None
+        self.output = self._output_matrix(tp) if self.is_last else None
+        self.param_specs: dict[str, ParamSpec] = backend.param_specs(self)
+
+    def _output_matrix(self, tp: TensorParallel) -> VocabEmbedding | None:
+        if not self.model.tied_embeddings:
+            return VocabEmbedding("output", self.model, tp)
+        # With several stages the last one holds its own copy of the tied table.
+        return None if self.is_first else VocabEmbedding("embedding.word", self.model, tp)
+
+    def forward(
+        self, x: Tensor, *, labels: Tensor | None = None, row_ids: Tensor | None = None, want: Want = "loss"
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Run the stage.
+
+        Args:
+            x: Tokens (b, s), int64, on the first stage; else activations (s, b, h), cut along s under
+                sequence parallelism.
+            labels: (b, s), int64; for loss and log_probs, on the last stage.
+            row_ids: (b,), int64: place of each row in the order of samples; only dropout needs it.
+            want: What the last stage returns; other stages return activations.
+
+        Returns:
+            Activations; or the summed loss (); or log-probabilities and is_greedy, each (b, s); or
+            logits (b, s, vocab_size); or the normed activations ("hidden").
+        """
+        if self.embedding is not None:
+            x = self._embed(x, row_ids)
+        rotary = None
+        if self.rotary is not None:
+            rotary = self.rotary(x.shape[0] * (self.tp.size if self.tp.sequence_parallel else 1))
+        for block in self.layers.values():
+            x = run_block(block, x, rotary, row_ids, self.recompute)
+        return self._finish(x, labels, want) if self.final_norm is not None else x
+
+    def _embed(self, tokens: Tensor, row_ids: Tensor | None) -> Tensor:
+        check_length(tokens.shape[1], self.model)
+        if self.embedding is None:
+            raise RuntimeError("only the first stage embeds tokens")
+        x: Tensor = self.embedding(tokens)
+        if self.positions is not None:
+            x = x + self.positions(tokens.shape[1])
+        return self.dropout(x, row_ids, 0)
+
+    def _finish(self, x: Tensor, labels: Tensor | None, want: Want) -> Tensor | tuple[Tensor, Tensor]:
+        if self.final_norm is None:
+            raise RuntimeError("only the last stage has an output")
+        x = self.final_norm(x)
+        if want == "hidden":
+            return x
+        table = self.output if self.output is not None else self.embedding
+        if table is None:
+            raise RuntimeError("the last stage has an output matrix")
+        if want == "logits":
+            return output_logits(x, table.weight, vocab_size=self.vocab_size, tp=self.tp)
+        if labels is None:
+            raise ValueError(f"labels are needed for {want}")
+        if want == "log_probs":
+            return token_log_probs(x, table.weight, labels, vocab_size=self.vocab_size, tp=self.tp)
+        return output_loss(x, table.weight, labels, vocab_size=self.vocab_size, tp=self.tp)
+
+
+def check_length(length: int, model: ModelConfig) -> None:
+    """Refuse a row that is longer than the model's positions.
+
+    Raises:
+        ValueError: It is.
+    """
+    if length > model.max_position_embeddings:
+        raise ValueError(
+            f"a row of {length} tokens is longer than max_position_embeddings ({model.max_position_embeddings})."
+        )
+
+
+def compute_dtype(precision: Precision) -> torch.dtype:
+    """Dtype of the layers' arithmetic."""
+    return {"float32": torch.float32, "bf16": torch.bfloat16, "float64": torch.float64}[precision]
+
+
+def master_dtype(precision: Precision) -> torch.dtype:
+    """Dtype of the parameters between steps, of their gradients and of the optimizer."""
+    return torch.float64 if precision == "float64" else torch.float32

@@ -1,0 +1,167 @@
+"""Forward and backward of one optimizer step over the micro-batches: with one stage, or as a 1F1B pipeline.
+
+All uses of `torch.distributed.pipelining` stand here. Shapes are given, never inferred: inference
+would run a real forward and backward pass. Every engine has the same call and the same result.
+"""
+
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+from training.config import PretrainConfig
+from training.mesh import Mesh
+from training.model import TransformerStage, compute_dtype, master_dtype
+from training.sharding import set_last_micro_batch
+
+
+class Engine(Protocol):
+    """Runs the micro-batches of a step and leaves the gradients in the parameters."""
+
+    def run(self, inputs: Tensor, labels: Tensor, row_ids: Tensor, *, num_tokens: int) -> Tensor:
+        """Run one step.
+
+        Args:
+            inputs: (rows, s), int64: this data-parallel rank's rows.
+            labels: (rows, s), int64.
+            row_ids: (rows,), int64: place of each row in the order of samples.
+            num_tokens: Tokens of the whole global batch; divides the loss.
+
+        Returns:
+            (): this rank's share of the summed loss, in nats; zero on all stages but the last.
+        """
+        ...
+
+
+def make_engine(stage: TransformerStage, mesh: Mesh, config: PretrainConfig) -> Engine:
+    """Return the engine for the layout."""
+    if mesh.size("pp") == 1:
+        return SingleStage(stage, mesh, config)
+    return Pipeline(stage, mesh, config)
+
+
+class SingleStage:
+    """Gradient accumulation without a pipeline."""
+
+    def __init__(self, stage: TransformerStage, mesh: Mesh, config: PretrainConfig) -> None:
+        self.stage, self.mesh, self.config = stage, mesh, config
+
+    def run(self, inputs: Tensor, labels: Tensor, row_ids: Tensor, *, num_tokens: int) -> Tensor:
+        size = self.config.micro_batch_size
+        parts = list(zip(inputs.split(size), labels.split(size), row_ids.split(size), strict=True))
+        total = torch.zeros((), dtype=master_dtype(self.config.precision), device=self.mesh.device)
+        for number, (x, target, ids) in enumerate(parts):
+            set_last_micro_batch(self.stage, number == len(parts) - 1, self.mesh)
+            loss = self.stage(x, labels=target, row_ids=ids)
+            (loss / num_tokens).backward()
+            total += loss.detach()
+        return total
+
+
+class Pipeline:
+    """1F1B (Narayanan et al. 2021, arXiv:2104.04473, section 2.2) by `torch.distributed.pipelining`."""
+
+    def __init__(self, stage: TransformerStage, mesh: Mesh, config: PretrainConfig) -> None:
+        self.mesh, self.config = mesh, config
+        self.num_tokens = 1
+        x, out = _examples(mesh, config)
+        pipeline_stage = PipelineStage(
+            stage,
+            mesh.rank("pp"),
+            mesh.size("pp"),
+            mesh.device,
+            input_args=(x,),
+            output_args=(out,),
+            group=mesh.group("pp"),
+        )
+        self.schedule = Schedule1F1B(pipeline_stage, config.num_micro_batches, loss_fn=self._loss, scale_grads=False)
+
+    def run(self, inputs: Tensor, labels: Tensor, row_ids: Tensor, *, num_tokens: int) -> Tensor:
+        self.num_tokens = num_tokens
+        total = torch.zeros((), dtype=master_dtype(self.config.precision), device=self.mesh.device)
+        if self.mesh.is_first_stage:
+            self.schedule.step(inputs, labels=labels, row_ids=row_ids, return_outputs=False)
+        elif self.mesh.is_last_stage:
+            losses: list[Tensor] = []
+            self.schedule.step(target=labels, losses=losses, labels=labels, row_ids=row_ids, return_outputs=False)
+            total += torch.stack([loss.detach() for loss in losses]).sum() * num_tokens
+        else:
+            self.schedule.step(labels=labels, row_ids=row_ids, return_outputs=False)
+        return total
+
+    def _loss(self, loss_sum: Tensor, _target: Tensor) -> Tensor:
+        return loss_sum / self.num_tokens
+
+
+class OwnPipeline:
+    """1F1B in few lines on plain sends and receives: the oracle that the tests hold `Pipeline` against."""
+
+    def __init__(self, stage: TransformerStage, mesh: Mesh, config: PretrainConfig) -> None:
+        self.stage, self.mesh, self.config = stage, mesh, config
+        ranks = dist.get_process_group_ranks(mesh.group("pp"))
+        place = mesh.rank("pp")
+        self.previous = None if mesh.is_first_stage else ranks[place - 1]
+        self.next = None if mesh.is_last_stage else ranks[place + 1]
+        self.example = _activation(mesh, config)
+
+    def run(self, inputs: Tensor, labels: Tensor, row_ids: Tensor, *, num_tokens: int) -> Tensor:
+        size = self.config.micro_batch_size
+        parts = list(zip(inputs.split(size), labels.split(size), row_ids.split(size), strict=True))
+        total = torch.zeros((), dtype=master_dtype(self.config.precision), device=self.mesh.device)
+        waiting: list[tuple[Tensor, Tensor]] = []
+        sends: list[dist.Work | None] = []
+        num_ahead = min(len(parts), self.mesh.size("pp") - 1 - self.mesh.rank("pp"))
+        num_done = 0
+        for number, (tokens, target, ids) in enumerate(parts):
+            x = tokens if self.previous is None else self._receive(self.previous)
+            out = self.stage(x, labels=target, row_ids=ids)
+            if self.next is None:
+                total += out.detach()
+                out = out / num_tokens
+            else:
+                sends.append(dist.isend(out.detach().contiguous(), self.next))
+            waiting.append((x, out))
+            if number >= num_ahead:
+                num_done += 1
+                sends.append(self._backward(*waiting.pop(0), is_last=num_done == len(parts)))
+        while waiting:
+            num_done += 1
+            sends.append(self._backward(*waiting.pop(0), is_last=num_done == len(parts)))
+        for work in sends:
+            if work is not None:
+                work.wait()
+        return total
+
+    def _receive(self, source: int) -> Tensor:
+        x = torch.empty_like(self.example)
+        dist.recv(x, source)
+        return x.requires_grad_()
+
+    def _backward(self, x: Tensor, out: Tensor, *, is_last: bool) -> dist.Work | None:
+        set_last_micro_batch(self.stage, is_last, self.mesh)
+        if self.next is None:
+            out.backward()
+        else:
+            gradient = torch.empty_like(out)
+            dist.recv(gradient, self.next)
+            out.backward(gradient)
+        if self.previous is None or x.grad is None:
+            return None
+        return dist.isend(x.grad, self.previous)
+
+
+def _activation(mesh: Mesh, config: PretrainConfig) -> Tensor:
+    tp = mesh.tensor_parallel
+    length = config.seq_length // tp.size if tp.sequence_parallel else config.seq_length
+    shape = (length, config.micro_batch_size, config.model.hidden_size)
+    return torch.empty(shape, dtype=compute_dtype(config.precision), device=mesh.device)
+
+
+def _examples(mesh: Mesh, config: PretrainConfig) -> tuple[Tensor, Tensor]:
+    """Tensors with the shapes and dtypes of this stage's input and output."""
+    activation = _activation(mesh, config).requires_grad_()
+    tokens = torch.zeros(config.micro_batch_size, config.seq_length, dtype=torch.int64, device=mesh.device)
+    loss = torch.zeros((), dtype=master_dtype(config.precision), device=mesh.device, requires_grad=True)
+    return tokens if mesh.is_first_stage else activation, loss if mesh.is_last_stage else activation

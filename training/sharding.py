@@ -1,0 +1,66 @@
+"""Sharding over the data-parallel ranks with `fully_shard`, always, also at one rank.
+
+So one path gives float32 (or float64) masters under any compute precision. `shard: none` is a
+mesh of two axes, copies over dp and parts over cp, which has one rank.
+"""
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard
+
+from training.config import Precision
+from training.mesh import Mesh
+from training.model import TransformerStage, compute_dtype, master_dtype
+
+
+def shard_stage(stage: TransformerStage, mesh: Mesh, *, precision: Precision) -> TransformerStage:
+    """Wrap each block and the stage itself in place; parameters become DTensors over dp.
+
+    Gradients are summed over dp (not averaged): the loss carries the division by the token count.
+    """
+    shard = mesh.layout.shard
+    names = ("dp", "cp") if shard == "none" else ("dp",)
+    by_columns = _fused_matrices(stage)
+    policy = MixedPrecisionPolicy(
+        param_dtype=compute_dtype(precision) if precision == "bf16" else None,
+        reduce_dtype=master_dtype(precision),
+        cast_forward_inputs=False,
+    )
+    settings = {
+        "mesh": mesh.device_mesh[names],
+        "mp_policy": policy,
+        "reshard_after_forward": shard == "parameters",
+        # Blocks of rows are fused in these matrices; cutting rows would mix the blocks.
+        "shard_placement_fn": lambda parameter: Shard(1) if parameter in by_columns else Shard(0),
+    }
+    for block in stage.layers.values():
+        fully_shard(block, **settings)
+    fully_shard(stage, **settings)
+    for module in stage.modules():
+        if isinstance(module, FSDPModule):
+            # gloo has no PREMUL_SUM, which a divide factor alone would use.
+            module.set_force_sum_reduction_for_comms(True)
+            module.set_gradient_divide_factor(1.0)
+    return stage
+
+
+def _fused_matrices(stage: nn.Module) -> set[nn.Parameter]:
+    specs = stage.param_specs
+    return {p for path, p in stage.named_parameters() if specs[path].blocks and p.dim() > 1}
+
+
+def set_last_micro_batch(stage: TransformerStage, is_last: bool, mesh: Mesh) -> None:
+    """Say before a forward pass whether its backward ends the step; for stages outside a pipeline."""
+    if not isinstance(stage, FSDPModule):
+        raise TypeError("the stage is not sharded yet")
+    reduces = is_last or mesh.layout.shard in ("gradients", "parameters")
+    stage.set_requires_gradient_sync(reduces)
+    stage.set_is_last_backward(is_last)
+    stage.set_reshard_after_backward(is_last or mesh.layout.shard == "parameters")
+
+
+def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a sharded parameter or gradient, sharing its memory."""
+    local = getattr(tensor, "_local_tensor", tensor)
+    return local if isinstance(local, torch.Tensor) else tensor
