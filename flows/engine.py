@@ -5,7 +5,7 @@ imported here.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from contracts.artifact import MANIFEST, Artifact
@@ -96,77 +96,71 @@ def _reason(state: State) -> str:
     }[state]
 
 
+Build = Callable[[Progress], Artifact]
+Conduct = Callable[[Planned, Build], Artifact]
+
+
 def run(
     steps: Sequence[Step],
     store: ArtifactStore,
     *,
-    progress: Callable[[Planned], Progress],
+    conduct: Conduct,
     force: Iterable[str] = (),
     only: Iterable[str] = (),
     start: str | None = None,
-    around: "Callable[[Planned, Callable[[], Artifact]], Artifact] | None" = None,
-    finished: Callable[[Planned, Artifact, bool], None] = lambda planned, artifact, was_skipped: None,
 ) -> dict[str, Artifact]:
     """Run every step that is not done, in order; return the artifact of each step.
 
     Args:
-        progress: Gives the receiver of a step's progress, just before it runs.
+        conduct: Is given each step with the function that builds it (and at once returns what is
+            done), calls it, and returns the artifact: the place for progress, tracking, a Prefect task.
         force: Names of steps to build anew although they are done.
         only: Names of the steps to run; the inputs of others must be done.
         start: First step to run; those before it must be done.
-        around: Wraps the building of one step: tracking, a Prefect task.
-        finished: Told of every step as it ends, skipped or built.
 
     Raises:
         ConfigError: A named step does not exist, or an input of a chosen step is not built.
         ShardlineError: From a stage.
     """
-    wanted = chosen(steps, only) if only else [step.name for step in steps]
+    names = [step.name for step in steps]
+    wanted = set(chosen(steps, only) if only else names)
     if start is not None:
-        first = chosen(steps, [start])[0]
-        names = [step.name for step in steps]
-        wanted = [name for name in wanted if names.index(name) >= names.index(first)]
-    forced = set(chosen(steps, force))
+        wanted -= set(names[: names.index(chosen(steps, [start])[0])])
+    forced = set(chosen(steps, force)) & wanted
     done: dict[str, Artifact] = {}
     for step in steps:
-        given = dict(step.given) | {name: done[source] for name, source in step.inputs.items() if source in done}
         missing = [source for source in step.inputs.values() if source not in done]
+        if missing and step.name in wanted:
+            raise ConfigError(f"{step.name} needs {', '.join(missing)}, not built yet. Run without --only or --from.")
         if missing:
-            if step.name in wanted:
-                raise ConfigError(
-                    f"{step.name} needs {', '.join(missing)}, which is not built. Run without --only or --from first."
-                )
             continue
-        fingerprints = {name: item.fingerprint for name, item in given.items()}
-        recipe = step.stage.recipe(step.settings, inputs=fingerprints, store=store)
-        state = store.state(step.stage.kind, step.label, recipe, given)
-        artifact = store.get(step.stage.kind, step.label, recipe) if state == "done" else None
-        planned = Planned(step, recipe, state, _ACTIONS[state], _reason(state), artifact)
-        if artifact is not None and not (step.name in forced and step.name in wanted):
-            finished(planned, artifact, True)
-        elif step.name in wanted:
-            if artifact is not None:
-                retract(artifact)
-            artifact = _build(planned, given, store, progress(planned), around)
-            finished(planned, artifact, False)
-        if artifact is not None:
-            done[step.name] = artifact
+        inputs = dict(step.given) | {name: done[source] for name, source in step.inputs.items()}
+        planned = _as_it_stands(step, inputs, store)
+        if step.name in forced and planned.artifact is not None:
+            retract(planned.artifact)
+            planned = replace(planned, action="run", reason="forced", artifact=None)
+        if planned.artifact is not None or step.name in wanted:
+            done[step.name] = conduct(planned, _builder(planned, inputs, store))
     return done
 
 
-def _build(
-    planned: Planned,
-    inputs: Mapping[str, Artifact],
-    store: ArtifactStore,
-    progress: Progress,
-    around: "Callable[[Planned, Callable[[], Artifact]], Artifact] | None",
-) -> Artifact:
+def _as_it_stands(step: Step, inputs: Mapping[str, Artifact], store: ArtifactStore) -> Planned:
+    fingerprints = {name: item.fingerprint for name, item in inputs.items()}
+    recipe = step.stage.recipe(step.settings, inputs=fingerprints, store=store)
+    state = store.state(step.stage.kind, step.label, recipe, inputs)
+    artifact = store.get(step.stage.kind, step.label, recipe) if state == "done" else None
+    return Planned(step, recipe, state, _ACTIONS[state], _reason(state), artifact)
+
+
+def _builder(planned: Planned, inputs: Mapping[str, Artifact], store: ArtifactStore) -> Build:
     step = planned.step
 
-    def build() -> Artifact:
+    def build(progress: Progress) -> Artifact:
+        if planned.artifact is not None:
+            return planned.artifact
         return step.stage.run(step.settings, inputs=inputs, store=store, progress=progress, label=step.label)
 
-    return build() if around is None else around(planned, build)
+    return build
 
 
 def retract(artifact: Artifact) -> None:

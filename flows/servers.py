@@ -87,27 +87,10 @@ def up(
             ["-m", "prefect", "server", "start", "--host", host, "--port", str(prefect_port)],
             {"PREFECT_HOME": str(folder / "prefect"), "PREFECT_SERVER_API_HOST": host},
         )
-        groups["mlflow"] = _start(
-            folder,
-            "mlflow",
-            [
-                "-m",
-                "mlflow",
-                "server",
-                "--host",
-                host,
-                "--port",
-                str(mlflow_port),
-                "--workers",
-                "1",
-                "--backend-store-uri",
-                f"sqlite:///{store.resolve() / 'mlflow.db'}",
-                "--artifacts-destination",
-                str(store.resolve() / "mlartifacts"),
-                "--serve-artifacts",
-            ],
-            {},
-        )
+        backend = f"sqlite:///{store.resolve() / 'mlflow.db'}"
+        where = ["--backend-store-uri", backend, "--artifacts-destination", str(store.resolve() / "mlartifacts")]
+        address = ["--host", host, "--port", str(mlflow_port), "--workers", "1"]
+        groups["mlflow"] = _start(folder, "mlflow", ["-m", "mlflow", "server", *address, *where], {})
         _wait(f"{prefect_url}/api/health", "prefect", groups["prefect"], folder, progress)
         _wait(f"{mlflow_url}/health", "mlflow", groups["mlflow"], folder, progress)
         if with_worker:

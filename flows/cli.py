@@ -1,0 +1,108 @@
+"""The `shardline` command: puts the commands together, and turns errors into messages and exit codes.
+
+Exit codes: 0 done, 1 failed, 2 bad usage or configuration, 3 `plan` found work to do, 4 locked by
+another run, 130 interrupted.
+"""
+
+import errno
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from contracts.errors import ShardlineError
+from flows.commands import chain, machine, single, study
+
+# Dependencies that phone home unless told otherwise; set before any of them is imported.
+SILENCE = {
+    "DO_NOT_TRACK": "true",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+}
+
+EPILOG = "Begin with: shardline init my-run && shardline run my-run/pipeline.yaml"
+
+
+def build_app() -> typer.Typer:
+    """Return the application with all commands."""
+    app = typer.Typer(
+        name="shardline",
+        help="From raw text to a measured language-model checkpoint, with a traceable origin for every number.",
+        epilog=EPILOG,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    for module in (chain, single, study, machine):
+        module.register(app)
+    return app
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit with its code."""
+    for name, value in SILENCE.items():
+        os.environ.setdefault(name, value)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    is_debug = "--debug" in words
+    words = [word for word in words if word != "--debug"]
+    logging.basicConfig(
+        level=logging.DEBUG if is_debug else logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
+    )
+    if is_debug:
+        logging.getLogger("matplotlib").setLevel(logging.WARNING)
+    sys.exit(_run(words, is_debug=is_debug))
+
+
+def _run(words: list[str], *, is_debug: bool) -> int:
+    try:
+        code = build_app()(args=words, standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except ShardlineError as error:
+        if is_debug:
+            raise
+        return _fail(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        return _fail("interrupted; run the same command again to go on.", 130)
+    except BrokenPipeError:
+        # The reader of a pipe (head, less) went away; nothing is wrong with the work.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # the parser's own errors
+            return _usage(error)
+        if is_debug:
+            raise
+        return _fail(_unexpected(error), 1)
+
+
+def _usage(error: Exception) -> int:
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "shardline"
+    message = error.format_message()  # type: ignore[attr-defined]
+    return _fail(f"{message} Try: {command} --help" if message else f"Try: {command} --help", 2)
+
+
+def _unexpected(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return (
+            f"the disk is full ({error.filename or error}). Free some space and run the same command again; it goes on."
+        )
+    if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
+        return f"{error.filename or 'a file'} may not be written or read ({error.strerror}). Check its permissions."
+    if isinstance(error, MemoryError):
+        return "out of memory. Use fewer workers, a smaller micro_batch_size or batch_tokens, or a larger machine."
+    return f"{type(error).__name__}: {error}. This is a defect of Shardline; --debug shows where."
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    main()

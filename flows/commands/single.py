@@ -1,0 +1,458 @@
+"""Commands that run one stage: corpus, tokenizer, ingest, index, pretrain, reshape, evaluate, report, score."""
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from contracts.artifact import Artifact
+from contracts.configuration import Settings
+from contracts.errors import ConfigError
+from contracts.stage import Stage
+from contracts.store import ArtifactStore
+from flows.options import ConfigOption, JsonOption, OutputOption, SetOption, StoreOption, settings_of, show, store_at
+from flows.references import artifact_at
+
+Sources = Annotated[
+    list[str] | None, typer.Option("--source", help="Files, folders or globs; several may follow.", metavar="PATH...")
+]
+CheckpointOption = Annotated[
+    str, typer.Option("--checkpoint", help="Checkpoint: path, artifact name or fingerprint prefix.", metavar="PATH")
+]
+StepOption = Annotated[int | None, typer.Option(help="Step of the checkpoint. Default: the newest good one.")]
+TrackOption = Annotated[bool, typer.Option("--track/--no-track", help="Record the run in MLflow.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    for command in (corpus, tokenizer, ingest, index, pretrain, reshape, evaluate, score, report):
+        app.command(rich_help_panel="One stage")(command)
+
+
+def run_one(
+    stage: Stage[Any],
+    settings: Settings,
+    store: ArtifactStore,
+    *,
+    inputs: Mapping[str, Artifact] | None = None,
+    as_json: bool = False,
+    track: bool = False,
+    hints: Sequence[str] = (),
+) -> Artifact:
+    """Run one stage with live progress, then print its summary or one JSON object."""
+    from flows import engine
+    from flows.recording import Recorder
+    from flows.terminal import TerminalProgress, error_console
+
+    console = error_console()
+    label = store.output.resolve().name if store.output is not None else stage.name
+    step = engine.Step(stage.name, stage, settings, label=label, given=dict(inputs or {}))
+    recorder = Recorder(store, pipeline=label, is_on=track)
+    started = time.monotonic()
+    was_done = True
+
+    def conduct(planned: engine.Planned, build: engine.Build) -> Artifact:
+        nonlocal was_done
+        was_done = planned.action == "skip"
+        with TerminalProgress(stage.name, console) as progress:
+            return recorder.conduct(planned, lambda: build(progress))
+
+    artifact = engine.run([step], store, conduct=conduct)[stage.name]
+    recorder.close()
+    if as_json:
+        files = [{"path": f.path, "bytes": f.size_bytes, "sha256": f.sha256} for f in artifact.manifest.files]
+        head = {"artifact": artifact.name, "kind": artifact.kind, "path": str(artifact.path)}
+        show({**artifact.summary, **head, "fingerprint": artifact.fingerprint, "files": files})
+        return artifact
+    for key, value in artifact.summary.items():
+        if not isinstance(value, dict | list):
+            print(f"{key:<24} {value}")
+    seconds = time.monotonic() - started
+    print(
+        f"{artifact.path}  ({'done already' if was_done else f'{seconds:.1f} s'}; fingerprint {artifact.fingerprint[:12]})"
+    )
+    for hint in hints:
+        print(hint.format(path=artifact.path))
+    return artifact
+
+
+def corpus(
+    source: Sources = None,
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    store: StoreOption = None,
+    output: OutputOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Gather text into Pile form (.jsonl.zst with text and meta.pile_set_name), with a held-out part.
+
+    Example: [bold]shardline corpus --source my-texts/*.jsonl --output corpus[/bold]
+    """
+    from preprocessing.config import CorpusConfig
+    from preprocessing.stages import CORPUS
+
+    settings = settings_of(CorpusConfig, "corpus", config, overrides, {"sources": source})
+    hints = ["next: shardline tokenizer --source {path}/train --output tokenizer"]
+    run_one(CORPUS, settings, store_at(store, output), as_json=as_json, hints=hints)
+
+
+def tokenizer(
+    source: Sources = None,
+    kind: Annotated[Literal["bpe", "wordpiece", "unigram"] | None, typer.Option(help="Model of the tokenizer.")] = None,
+    vocab_size: Annotated[int | None, typer.Option(help="Tokens in the vocabulary.")] = None,
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    store: StoreOption = None,
+    output: OutputOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Train a tokenizer on text.
+
+    Example: [bold]shardline tokenizer --source corpus/train --kind bpe --vocab-size 8192 --output tokenizer[/bold]
+    """
+    from preprocessing.config import TokenizerConfig
+    from preprocessing.stages import TOKENIZER
+
+    where = store_at(store, output)
+    inputs, paths = _corpus_among(source, where)
+    flags = {"sources": paths, "kind": kind, "vocab_size": vocab_size}
+    settings = settings_of(TokenizerConfig, "tokenizer", config, overrides, flags)
+    hints = ["next: shardline ingest --source TEXT --tokenizer {path} --output dataset"]
+    run_one(TOKENIZER, settings, where, inputs=inputs, as_json=as_json, hints=hints)
+
+
+def _corpus_among(sources: Sequence[str] | None, store: ArtifactStore) -> tuple[dict[str, Artifact], list[str] | None]:
+    """A single source that names a corpus artifact becomes an input; other sources stay paths."""
+    if sources and len(sources) == 1 and not any(letter in sources[0] for letter in "*?["):
+        path = Path(sources[0])
+        if (path / "manifest.json").is_file() or not path.exists():
+            try:
+                artifact = artifact_at(sources[0], store, ("corpus",))
+            except ConfigError as error:
+                if "is needed here" in str(error):
+                    raise
+                artifact = None  # the reader says what is wrong with the path
+            if artifact is not None:
+                return {"corpus": artifact}, None
+    return {}, list(sources) if sources else None
+
+
+def ingest(
+    source: Sources = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="tokenizer.json, its folder, or a tokenizer artifact.", metavar="PATH")
+    ] = None,
+    text_key: Annotated[str | None, typer.Option(help="Key of the text; dots go into nested records.")] = None,
+    subset_key: Annotated[str | None, typer.Option(help="Key of the subset name.")] = None,
+    on_error: Annotated[Literal["stop", "quarantine"] | None, typer.Option(help="What a bad record does.")] = None,
+    no_eod: Annotated[bool, typer.Option("--no-eod", help="Append no end-of-document token.")] = False,
+    workers: Annotated[int | None, typer.Option(help="Worker processes, one thread each.")] = None,
+    shard_tokens: Annotated[int | None, typer.Option(help="Tokens in a shard.")] = None,
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    store: StoreOption = None,
+    output: OutputOption = None,
+    track: TrackOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Tokenize text into .bin/.idx shards, byte-compatible with Megatron-LM's.
+
+    Every record is accounted for: lines = documents + empty + filtered + rejected.
+
+    Example: [bold]shardline ingest --source pile/*.jsonl.zst --tokenizer tokenizer --output dataset[/bold]
+    """
+    from preprocessing.config import IngestConfig
+    from preprocessing.stages import INGEST
+
+    where = store_at(store, output)
+    inputs, paths = _corpus_among(source, where)
+    found = artifact_at(tokenizer, where, ("tokenizer",)) if tokenizer is not None else None
+    if found is not None:
+        inputs["tokenizer"] = found
+    flags = {
+        "sources": paths,
+        "tokenizer": tokenizer if found is None else None,
+        "text_key": text_key,
+        "subset_key": subset_key,
+        "on_error": on_error,
+        "append_eod": False if no_eod else None,
+        "workers": workers,
+        "shard_tokens": shard_tokens,
+    }
+    settings = settings_of(IngestConfig, "ingest", config, overrides, flags)
+    hints = [
+        "next: shardline inspect {path}",
+        "      shardline pretrain --dataset {path} --config model.yaml --output run",
+    ]
+    run_one(INGEST, settings, where, inputs=inputs, as_json=as_json, track=track, hints=hints)
+
+
+Datasets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--dataset", help="Dataset artifacts, or prefixes of .bin/.idx; several may follow.", metavar="DIR..."
+    ),
+]
+
+
+def _datasets(references: Sequence[str] | None, store: ArtifactStore) -> tuple[dict[str, Artifact], list[str] | None]:
+    """Artifacts become inputs; if any reference is a plain .bin/.idx prefix, all are passed as paths."""
+    if not references:
+        return {}, None
+    found: list[Artifact | None] = []
+    for text in references:
+        is_prefix = Path(f"{text.removesuffix('.bin').removesuffix('.idx')}.idx").is_file()
+        found.append(None if is_prefix else artifact_at(text, store, ("dataset",)))
+    if any(item is None for item in found):
+        return {}, list(references)
+    return {f"dataset{n}": item for n, item in enumerate(found) if item is not None}, None
+
+
+def index(
+    dataset: Datasets = None,
+    weights: Annotated[
+        list[float] | None, typer.Option(help="Weight of each dataset in the blend.", metavar="W...")
+    ] = None,
+    seq_length: Annotated[int | None, typer.Option(help="Tokens the model sees in one sample.")] = None,
+    samples: Annotated[int | None, typer.Option(help="Training samples.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the order.")] = None,
+    split: Annotated[str | None, typer.Option(help="Weights of train, valid, test, as in 949,50,1.")] = None,
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    store: StoreOption = None,
+    output: OutputOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Build the sample indices of a dataset or a blend, bit-identical to Megatron-LM's.
+
+    Example: [bold]shardline index --dataset dataset --seq-length 2048 --samples 1000000 --split 949,50,1 --output index[/bold]
+    """
+    from preprocessing.config import IndexConfig
+    from preprocessing.stages import INDEX
+
+    where = store_at(store, output)
+    inputs, paths = _datasets(dataset, where)
+    flags = {"datasets": paths, "weights": weights, "seq_length": seq_length, "samples": samples, "seed": seed}
+    settings = settings_of(IndexConfig, "index", config, overrides, {**flags, "split": split})
+    run_one(INDEX, settings, where, inputs=inputs, as_json=as_json)
+
+
+def pretrain(
+    dataset: Datasets = None,
+    nproc: Annotated[
+        int | None, typer.Option(help="Ranks to start; sets layout.data_parallel so that the degrees fill them.")
+    ] = None,
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    store: StoreOption = None,
+    output: OutputOption = None,
+    track: TrackOption = True,
+    as_json: JsonOption = False,
+) -> None:
+    """Train a model; the same command goes on after an interruption, bit for bit.
+
+    Example: [bold]shardline pretrain --dataset dataset --config model.yaml -s train_steps=500 --output run[/bold]
+    """
+    from training.config import PretrainConfig
+    from training.stage import PRETRAIN
+
+    where = store_at(store, output)
+    inputs, paths = _datasets(dataset, where)
+    settings = settings_of(PretrainConfig, "pretrain", config, overrides, {"datasets": paths})
+    if nproc is not None:
+        layout = settings.layout
+        others = layout.world_size // layout.data_parallel
+        if nproc % others:
+            raise ConfigError(
+                f"--nproc {nproc} is not divisible by layout.tensor_parallel x layout.pipeline_parallel ({others}). "
+                f"Start a multiple of {others} ranks."
+            )
+        more = [*(overrides or ()), f"layout.data_parallel={nproc // others}"]
+        settings = settings_of(PretrainConfig, "pretrain", config, more, {"datasets": paths})
+    hints = [
+        "next: shardline inspect {path}",
+        "      shardline evaluate --checkpoint {path} --data HELDOUT --output evaluation",
+    ]
+    run_one(PRETRAIN, settings, where, inputs=inputs, as_json=as_json, track=track, hints=hints)
+
+
+def reshape(
+    checkpoint: CheckpointOption,
+    to: Annotated[Literal["native", "huggingface"] | None, typer.Option(help="Format to write.")] = None,
+    tensor_parallel: Annotated[int | None, typer.Option(help="Degree of a native target.")] = None,
+    pipeline_parallel: Annotated[int | None, typer.Option(help="Degree of a native target.")] = None,
+    step: StepOption = None,
+    dtype: Annotated[
+        Literal["keep", "float32", "bf16", "float16"] | None, typer.Option(help="Type of the weights.")
+    ] = None,
+    no_optimizer: Annotated[bool, typer.Option("--no-optimizer", help="Leave the optimizer state behind.")] = False,
+    logits: Annotated[bool, typer.Option("--logits", help="Also compare the logits of both models.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be written and dropped; write nothing.")
+    ] = False,
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    store: StoreOption = None,
+    output: OutputOption = None,
+    track: TrackOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Move a checkpoint to another parallel layout, or to and from Hugging Face safetensors.
+
+    Example: [bold]shardline reshape --checkpoint run --to huggingface --output hf[/bold]
+    """
+    from conversion.config import ReshapeConfig
+    from conversion.plan import describe_plan
+    from conversion.stage import stage_for
+
+    where = store_at(store, output)
+    found = artifact_at(checkpoint, where, ("checkpoint", "model"))
+    flags = {
+        "checkpoint": checkpoint if found is None else None,
+        "to": to,
+        "tensor_parallel": tensor_parallel,
+        "pipeline_parallel": pipeline_parallel,
+        "step": step,
+        "dtype": dtype,
+        "optimizer": False if no_optimizer else None,
+        "logits": True if logits else None,
+    }
+    settings = settings_of(ReshapeConfig, "reshape", config, overrides, flags)
+    if dry_run:
+        planned = describe_plan(settings, found.path if found is not None else Path(checkpoint))
+        if as_json:
+            show(planned)
+        else:
+            print("\n".join(f"{key:<24} {value}" for key, value in planned.items()))
+        return
+    inputs = {"checkpoint": found} if found is not None else {}
+    run_one(stage_for(settings), settings, where, inputs=inputs, as_json=as_json, track=track)
+
+
+def evaluate(
+    checkpoint: CheckpointOption,
+    task: Annotated[
+        list[str] | None, typer.Option("--task", help="What to measure; several may follow.", metavar="NAME|FILE...")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Held-out dataset artifact, .bin/.idx prefix, or text.", metavar="PATH")
+    ] = None,
+    step: StepOption = None,
+    batch_tokens: Annotated[int | None, typer.Option(help="Tokens in one forward pass.")] = None,
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    store: StoreOption = None,
+    output: OutputOption = None,
+    track: TrackOption = True,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure perplexity and bits per byte, per subset, straight from a sharded checkpoint.
+
+    Example: [bold]shardline evaluate --checkpoint run --task perplexity --data heldout --output evaluation[/bold]
+    """
+    from evaluation.config import EvaluateConfig
+    from evaluation.stage import EVALUATE
+
+    where = store_at(store, output)
+    inputs: dict[str, Artifact] = {}
+    found = native_checkpoint(checkpoint, where)
+    if found is not None:
+        inputs["checkpoint"] = found
+    if data is not None and not _is_prefix(data) and (dataset := artifact_at(data, where, ("dataset",))) is not None:
+        inputs["dataset"] = dataset
+    flags = {
+        "checkpoint": checkpoint if found is None else None,
+        "tasks": task,
+        "data": data if "dataset" not in inputs else None,
+        "step": step,
+        "batch_tokens": batch_tokens,
+    }
+    settings = settings_of(EvaluateConfig, "evaluate", config, overrides, flags)
+    run_one(EVALUATE, settings, where, inputs=inputs, as_json=as_json, track=track)
+
+
+def _is_prefix(text: str) -> bool:
+    return Path(f"{text.removesuffix('.bin').removesuffix('.idx')}.idx").is_file()
+
+
+def native_checkpoint(reference: str, store: ArtifactStore) -> Artifact | None:
+    """Return the native checkpoint artifact of a reference; other formats are read into the store first.
+
+    None is a native checkpoint folder that is no artifact, such as a single step folder.
+    """
+    from conversion.config import ReshapeConfig
+    from conversion.detect import format_of
+    from conversion.stage import RESHAPE
+
+    found = artifact_at(reference, store, ("checkpoint", "model"))
+    path = found.path if found is not None else Path(reference)
+    if format_of(path) == "native":
+        return found
+    print(f"{reference} is no native checkpoint; reading it into the store {store.root} first.", file=sys.stderr)
+    settings = ReshapeConfig(checkpoint=None if found is not None else reference)
+    inputs = {"checkpoint": found} if found is not None else {}
+    return RESHAPE.run(settings, inputs=inputs, store=ArtifactStore(store.root), label="imported")
+
+
+def score(
+    checkpoint: CheckpointOption,
+    input_file: Annotated[
+        Path, typer.Option("--input", help="JSONL with context and continuation in each line.", metavar="FILE.jsonl")
+    ],
+    step: StepOption = None,
+    batch_tokens: Annotated[int, typer.Option(help="Tokens in one forward pass.")] = 8192,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File for the results. Default: stdout.")
+    ] = None,
+    store: StoreOption = None,
+) -> None:
+    """Score continuations: for each line the log-probability, its token count, and whether it is greedy.
+
+    Example: [bold]shardline score --checkpoint run --input pairs.jsonl[/bold]
+    """
+    from evaluation.score import score_file
+
+    where = store_at(store)
+    found = native_checkpoint(checkpoint, where)
+    path = found.path if found is not None else Path(checkpoint)
+    lines = score_file(path, input_file, step=step, batch_tokens=batch_tokens, store=where)
+    if output is not None:
+        output.write_text("".join(lines), encoding="utf-8")
+        print(f"{len(lines)} results in {output}")
+    else:
+        sys.stdout.writelines(lines)
+
+
+def report(
+    checkpoint: CheckpointOption,
+    evaluation: Annotated[
+        list[str] | None, typer.Option("--evaluation", help="Evaluation artifacts to show.", metavar="REF...")
+    ] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="Dataset artifact. Default: what the checkpoint was trained on.")
+    ] = None,
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    store: StoreOption = None,
+    output: OutputOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Draw loss curve and per-subset plots into PNG files and one self-contained HTML page.
+
+    Example: [bold]shardline report --checkpoint run --evaluation evaluation --output report[/bold]
+    """
+    from evaluation.config import ReportConfig
+    from evaluation.stage import REPORT
+
+    where = store_at(store, output)
+    inputs = {"checkpoint": where.find(checkpoint)}
+    if dataset is not None:
+        inputs["dataset"] = where.find(dataset)
+    for n, reference in enumerate(evaluation or ()):
+        item = where.find(reference)
+        inputs[f"evaluation.{item.manifest.label}" if n == 0 else f"evaluation.{item.manifest.label}.{n}"] = item
+    settings = settings_of(ReportConfig, "report", config, overrides, {})
+    run_one(REPORT, settings, where, inputs=inputs, as_json=as_json, hints=["open {path}/report.html"])

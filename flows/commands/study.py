@@ -1,0 +1,209 @@
+"""Commands that read and change nothing: inspect, verify, diff, lineage, trace, estimate, schema."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from contracts.artifact import Artifact
+from contracts.errors import ConfigError
+from contracts.store import ArtifactStore
+from flows.options import ConfigOption, JsonOption, SetOption, StoreOption, show, store_at
+from flows.references import artifact_at
+
+Reference = Annotated[str, typer.Argument(help="Path, artifact name, or prefix of a fingerprint.", metavar="REF")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    for command in (inspect, verify, diff, lineage, trace, estimate, schema):
+        app.command(rich_help_panel="Look, compare, trace")(command)
+
+
+def inspect(reference: Reference, store: StoreOption = None, as_json: JsonOption = False) -> None:
+    """Show what something is: dataset, tokenizer, checkpoint (own or foreign), any artifact.
+
+    Example: [bold]shardline inspect dataset/data-00000.idx[/bold]
+    """
+    from flows.inspection import inspect_path, render
+
+    where = store_at(store)
+    artifact = artifact_at(reference, where)
+    found = inspect_path(artifact.path if artifact is not None else Path(reference), artifact)
+    if as_json:
+        show(found)
+    else:
+        print("\n".join(render(found)))
+
+
+def verify(reference: Reference, store: StoreOption = None, as_json: JsonOption = False) -> None:
+    """Re-read everything and name what is damaged: digests, .idx against .bin, ids, shapes. Exit code 1 if any.
+
+    Example: [bold]shardline verify run[/bold]
+    """
+    from flows.inspection import verify_path
+
+    where = store_at(store)
+    artifact = artifact_at(reference, where)
+    problems, checked = verify_path(artifact.path if artifact is not None else Path(reference), artifact)
+    if as_json:
+        show({"reference": reference, "checked": checked, "problems": problems})
+    else:
+        for problem in problems:
+            print(problem)
+        print(f"{len(problems)} problems; checked {', '.join(checked)}." if problems else f"sound: {', '.join(checked)}.")
+    if problems:
+        raise typer.Exit(1)
+
+
+def diff(
+    a: Reference,
+    b: Annotated[str, typer.Argument(help="The other one.", metavar="REF")],
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what differs between two artifacts or checkpoints: settings, data, weights, numbers.
+
+    Example: [bold]shardline diff demo-1a2b demo-3c4d[/bold]
+    """
+    from contracts.difference import artifact_changes
+    from flows.inspection import weight_differences
+
+    where = store_at(store)
+    first, second = (artifact_at(text, where) for text in (a, b))
+    result: dict[str, Any] = {}
+    if first is not None and second is not None:
+        for group, found in artifact_changes(first, second).items():
+            result[group] = [str(change) for change in found]
+    paths = [item.path if item is not None else Path(text) for item, text in ((first, a), (second, b))]
+    result |= weight_differences(paths[0], paths[1])
+    if not result:
+        raise ConfigError(f"{a} and {b} are neither artifacts nor checkpoints; nothing is known about how to compare them.")
+    if as_json:
+        show(result)
+        return
+    for group, lines in result.items():
+        print(f"{group}: {'same' if not lines else ''}")
+        for line in lines if isinstance(lines, list) else [str(lines)]:
+            print(f"  {line}")
+
+
+def lineage(
+    reference: Annotated[str, typer.Argument(help="Artifact; or the word sync.", metavar="REF|sync")],
+    down: Annotated[bool, typer.Option("--down", help="Show what was made of it, not what it was made of.")] = False,
+    as_html: Annotated[bool, typer.Option("--html", help="Print one self-contained HTML page.")] = False,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show where an artifact comes from. `lineage sync` writes the whole store to MLflow again.
+
+    Example: [bold]shardline lineage demo-1a2b3c --html > lineage.html[/bold]
+    """
+    from contracts import lineage as graph
+
+    where = store_at(store)
+    if reference == "sync":
+        _sync(where, as_json=as_json)
+        return
+    artifact = where.find(reference)
+    relatives = graph.descendants(where, artifact) if down else graph.ancestors(where, artifact)
+    if as_json:
+        show(graph.as_data(artifact, relatives))
+    elif as_html:
+        both = graph.as_html(artifact, up=graph.ancestors(where, artifact), down=graph.descendants(where, artifact))
+        sys.stdout.write(both)
+    else:
+        print(graph.as_text(artifact, relatives))
+
+
+def _sync(store: ArtifactStore, *, as_json: bool) -> None:
+    from flows.recording import sync_store
+
+    counts = sync_store(store)
+    if as_json:
+        show(counts)
+    else:
+        print(", ".join(f"{name} {count}" for name, count in counts.items()))
+
+
+def trace(
+    checkpoint: Annotated[str, typer.Argument(help="Checkpoint artifact.", metavar="CHECKPOINT")],
+    step: Annotated[int, typer.Option(help="Optimizer step, counted from 1.")],
+    text: Annotated[bool, typer.Option("--text", help="Also print the text that the model saw.")] = False,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the documents that the model saw at a step: file, record, subset, and the span of tokens.
+
+    Example: [bold]shardline trace demo-1a2b3c --step 100[/bold]
+    """
+    from flows.tracing import trace_step
+
+    where = store_at(store)
+    artifact = artifact_at(checkpoint, where, ("checkpoint",))
+    if artifact is None:
+        raise ConfigError(f"{checkpoint} is no artifact of a training run; trace needs its manifest.")
+    rows = trace_step(artifact, step, where, with_text=text)
+    if as_json:
+        show({"checkpoint": artifact.name, "step": step, "documents": rows})
+        return
+    for row in rows:
+        span = f"tokens {row['offset']}..{row['offset'] + row['length']}"
+        print(f"sample {row['sample']:<8} {row['file']}:{row['record']}  {row['subset'] or '-'}  {span}")
+        if text:
+            print("  " + row["text"].replace("\n", "\n  "))
+    print(f"{len(rows)} documents in {len({row['sample'] for row in rows})} samples of step {step}.")
+
+
+def estimate(
+    file: Annotated[Path | None, typer.Argument(help="Pipeline file, or a file of pretrain settings.", metavar="FILE")] = None,
+    vocab_size: Annotated[int | None, typer.Option(help="Vocabulary, where the file leaves it to the tokenizer.")] = None,
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Estimate parameters, memory per rank, FLOPs per token, pipeline bubble and time of a training run.
+
+    Example: [bold]shardline estimate my-run/pipeline.yaml -s pretrain.layout.tensor_parallel=4[/bold]
+    """
+    from flows.options import settings_of
+    from training.config import PretrainConfig, with_vocab_size
+    from training.estimate import estimate as estimated
+
+    path = file or config
+    settings = settings_of(PretrainConfig, "pretrain", path, overrides, {})
+    if settings.model.vocab_size is None:
+        size = vocab_size or _vocab_size_in(path)
+        if size is None:
+            raise ConfigError("model.vocab_size is not set, and no tokenizer section tells it. Give --vocab-size.")
+        settings = with_vocab_size(settings, size)
+    result = estimated(settings)
+    if as_json:
+        show(result.as_data())
+    else:
+        print("\n".join(f"{key:<28} {value}" for key, value in result.as_lines().items()))
+
+
+def _vocab_size_in(path: Path | None) -> int | None:
+    from contracts.configuration import load_yaml
+
+    section = load_yaml(path).data.get("tokenizer") if path is not None else None
+    size = section.get("vocab_size", 8192) if isinstance(section, dict) else None
+    return size if isinstance(size, int) else None
+
+
+def schema(
+    stage: Annotated[str | None, typer.Argument(help="One stage. Default: a whole pipeline file.", metavar="STAGE")] = None,
+) -> None:
+    """Print the JSON schema of a pipeline file, or of one stage's settings.
+
+    Example: [bold]shardline schema > pipeline.schema.json[/bold]
+    """
+    from flows.presets import schema as pipeline_schema
+    from flows.stages import stage_named
+
+    show(pipeline_schema() if stage is None else stage_named(stage).settings.model_json_schema())
+
+
+__all__ = ["Artifact", "register"]

@@ -1,0 +1,142 @@
+"""Registers the deployments of `prefect.yaml` with a server, and submits runs to them."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from contracts.errors import ConfigError, ShardlineError
+from contracts.store import ArtifactStore
+from flows.pipeline import PipelineConfig
+from flows.servers import QUIET, Servers, client_environment, is_answering, running
+
+HOME = Path(__file__).resolve().parent.parent
+ZOMBIE_RULE = "shardline: dead flows are crashed"
+HEARTBEAT_S = 30
+
+
+def reachable(store: Path) -> Servers:
+    """Return the servers of a store, or those of PREFECT_API_URL, after asking whether they answer.
+
+    Raises:
+        ConfigError: There are none, or Prefect does not answer.
+    """
+    servers = running(store)
+    if servers is None and (address := os.environ.get("PREFECT_API_URL")):
+        servers = Servers(address.removesuffix("/").removesuffix("/api"), os.environ.get("MLFLOW_TRACKING_URI", ""), {})
+    if servers is None:
+        raise ConfigError(f"no Prefect server: run  shardline up --store {store}  first, or set PREFECT_API_URL.")
+    if not is_answering(f"{servers.prefect_api}/health"):
+        raise ConfigError(
+            f"Prefect does not answer at {servers.prefect_api}. Start it with  shardline up --store {store}."
+        )
+    return servers
+
+
+def register_all(store: Path, file: Path | None = None) -> list[str]:
+    """Register every deployment of a prefect.yaml; return their names, as flow/deployment.
+
+    Raises:
+        ConfigError: No server answers, or there is no prefect.yaml.
+        ShardlineError: Prefect refused; its message is passed on.
+    """
+    servers = reachable(store)
+    file = (file or HOME / "prefect.yaml").resolve()
+    if not file.is_file():
+        raise ConfigError(f"{file} does not exist. Give --file with the path of a prefect.yaml.")
+    environment = _environment(servers, store)
+    run = subprocess.run(
+        [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(file)],
+        cwd=HOME,
+        env={**os.environ, **environment, "SHARDLINE_HOME": str(HOME), "PYTHONSAFEPATH": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if run.returncode != 0:
+        lines = [line.strip() for line in (run.stderr + run.stdout).splitlines() if line.strip()]
+        raise ShardlineError(f"prefect deploy failed: {' | '.join(lines[-3:])}")
+    os.environ.update(environment)
+    return asyncio.run(_after_deploy())
+
+
+def _environment(servers: Servers, store: Path) -> dict[str, str]:
+    if servers.groups:
+        return client_environment(servers, store)
+    return {**QUIET, "PREFECT_API_URL": servers.prefect_api, "PREFECT_SERVER_EPHEMERAL_ENABLED": "false"}
+
+
+async def _after_deploy() -> list[str]:
+    """Create the rule that marks silent flows crashed, and list the deployments that now exist."""
+    from prefect.automations import Automation
+    from prefect.client.orchestration import get_client
+    from prefect.events.actions import ChangeFlowRunState
+    from prefect.events.schemas.automations import EventTrigger, Posture
+    from prefect.events.schemas.events import ResourceSpecification
+    from prefect.states import StateType
+
+    async with get_client() as client:
+        if not await client.read_automations_by_name(ZOMBIE_RULE):
+            trigger = EventTrigger(
+                after={"prefect.flow-run.heartbeat"},
+                expect={"prefect.flow-run.*"},
+                match=ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
+                for_each={"prefect.resource.id"},
+                posture=Posture.Proactive,
+                threshold=1,
+                within=timedelta(seconds=3 * HEARTBEAT_S),
+            )
+            action = ChangeFlowRunState(state=StateType.CRASHED, message="no heartbeat: the flow's process is gone")
+            await Automation(name=ZOMBIE_RULE, trigger=trigger, actions=[action]).acreate()
+        deployments = await client.read_deployments()
+        flows = {flow.id: flow.name for flow in await client.read_flows()}
+    return sorted(f"{flows.get(item.flow_id, '?')}/{item.name}" for item in deployments if "shardline" in item.tags)
+
+
+def submit_run(
+    config: PipelineConfig, store: ArtifactStore, *, deployment: str, force: Sequence[str]
+) -> tuple[str, str]:
+    """Start a run of the chain's deployment; return its id and the address of its page.
+
+    Raises:
+        ConfigError: No server answers, or the deployment is not registered.
+    """
+    servers = reachable(store.root)
+    os.environ.update(_environment(servers, store.root))
+    from prefect.deployments import run_deployment
+    from prefect.exceptions import ObjectNotFound
+
+    parameters: dict[str, Any] = {"config": config.model_dump(mode="json"), "force": list(force)}
+    parameters["config"]["store"] = str(store.root.resolve())
+    name = f"pipeline/{deployment}"
+    try:
+        run: Any = run_deployment(name, parameters=parameters, timeout=0, flow_run_name=config.name)
+    except ObjectNotFound:
+        raise ConfigError(
+            f"there is no deployment {name}. Run  shardline deploy --store {store.root}  first."
+        ) from None
+    return str(run.id), f"{servers.prefect_url}/runs/flow-run/{run.id}"
+
+
+def wait_for(run_id: str, store: ArtifactStore, *, every_s: float = 1.0) -> str:
+    """Wait until a run has ended and return the name of its state."""
+    os.environ.update(_environment(reachable(store.root), store.root))
+    return asyncio.run(_wait_for(run_id, every_s))
+
+
+async def _wait_for(run_id: str, every_s: float) -> str:
+    from uuid import UUID
+
+    from prefect.client.orchestration import get_client
+
+    async with get_client() as client:
+        while True:
+            run = await client.read_flow_run(UUID(run_id))
+            if run.state is not None and run.state.is_final():
+                return str(run.state.name)
+            time.sleep(every_s)

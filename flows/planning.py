@@ -1,0 +1,38 @@
+"""What a chain would cost, and why a stage of it would run."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from contracts.difference import explain_recipe
+from contracts.store import ArtifactStore
+from flows.engine import Planned
+from flows.pipeline import PipelineConfig
+
+
+def differences(planned: Planned, store: ArtifactStore) -> list[str]:
+    """Say, field by field, how a step differs from the nearest build of its stage."""
+    if planned.state in ("stale", "corrupt") or planned.reason == "forced":
+        return [planned.reason]
+    return str(explain_recipe(store, planned.step.stage.kind, planned.recipe)).splitlines()
+
+
+def cost_of(config: PipelineConfig, planned: Sequence[Planned]) -> dict[str, Any]:
+    """Return parameters, tokens, memory, disk and time of the training run, as text for a person.
+
+    The vocabulary is the tokenizer's if it is trained already, else what its settings ask for.
+    """
+    if config.pretrain is None:
+        return {}
+    from training.config import with_vocab_size
+    from training.estimate import estimate
+
+    settings = config.pretrain
+    if settings.model.vocab_size is None:
+        trained = {item.step.name: item.artifact for item in planned}.get("tokenizer")
+        size = trained.summary.get("vocab_size") if trained is not None else None
+        if size is None and config.tokenizer is not None:
+            size = config.tokenizer.vocab_size
+        if size is None:
+            return {}
+        settings = with_vocab_size(settings, int(size))
+    return estimate(settings).as_lines()

@@ -1,0 +1,44 @@
+"""Pipeline files to start from, and the JSON schema that editors check them with."""
+
+import json
+import re
+from pathlib import Path
+
+from contracts.errors import ConfigError
+from contracts.store import write_atomically
+from flows.pipeline import PipelineConfig
+
+_HERE = Path(__file__).resolve().parent
+
+
+def presets() -> dict[str, Path]:
+    """Return the shipped pipeline files by name."""
+    for folder in (_HERE / "examples", _HERE.parent / "examples"):  # in a wheel, in a checkout
+        if folder.is_dir():
+            return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    return {}
+
+
+def write_preset(folder: Path, name: str) -> Path:
+    """Write a preset as `pipeline.yaml` into a folder, with its schema beside it.
+
+    Raises:
+        ConfigError: The preset does not exist, or there is a pipeline.yaml already.
+    """
+    known = presets()
+    if name not in known:
+        raise ConfigError(f"there is no preset {name!r}. Presets: {', '.join(known)}.")
+    path = folder / "pipeline.yaml"
+    if path.exists():
+        raise ConfigError(f"{path} exists already. Choose another folder, or remove it first.")
+    text = known[name].read_text(encoding="utf-8").replace(f"{name}.yaml", "pipeline.yaml")
+    text = re.sub(r"^store: \.\./\S+( +#.*)?$", r"store: store\1", text, flags=re.MULTILINE)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "pipeline.schema.json", json.dumps(schema(), indent=1) + "\n")
+    write_atomically(path, text)
+    return path
+
+
+def schema() -> dict[str, object]:
+    """Return the JSON schema of a pipeline file."""
+    return PipelineConfig.model_json_schema()

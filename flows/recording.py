@@ -1,0 +1,1 @@
+"""Placeholder written while contracts.tracking is in work."""

@@ -1,0 +1,35 @@
+"""What a user may write for an artifact: a path, a name, or a prefix of its fingerprint."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from contracts.artifact import MANIFEST, Artifact, read_artifact
+from contracts.errors import ConfigError
+from contracts.store import ArtifactStore
+
+
+def resolve_inputs(references: Mapping[str, str], store: ArtifactStore) -> dict[str, Artifact]:
+    """Find the artifact of each reference.
+
+    Raises:
+        ConfigError: A reference fits nothing, or several artifacts.
+    """
+    return {name: store.find(reference) for name, reference in references.items()}
+
+
+def artifact_at(reference: str, store: ArtifactStore, kinds: tuple[str, ...] = ()) -> Artifact | None:
+    """Return the artifact that a reference names, or None for a path that holds something else.
+
+    Raises:
+        ConfigError: It names an artifact of another kind than asked for, or is neither path nor artifact.
+    """
+    path = Path(reference).expanduser()
+    if (path / MANIFEST).is_file():
+        artifact = read_artifact(path)
+    elif path.exists():
+        return None
+    else:
+        artifact = store.find(reference)
+    if kinds and artifact.kind not in kinds:
+        raise ConfigError(f"{reference} is a {artifact.kind}; a {' or '.join(kinds)} is needed here.")
+    return artifact
