@@ -99,9 +99,13 @@ class ModelConfig(Settings):
                 f"and every group serves as many heads. {_choices('num_query_groups', heads, groups)}."
             )
         if self.position == "rope" and self.head_dim % 2:
-            raise ValueError(f"head_dim ({self.head_dim}) is odd, and rotary positions turn pairs. Use an even head_dim.")
+            raise ValueError(
+                f"head_dim ({self.head_dim}) is odd, and rotary positions turn pairs. Use an even head_dim."
+            )
         if self.activation == "swiglu" and self.linear_bias:
-            raise ValueError("activation: swiglu goes with linear_bias: false (qkv_bias may be true). Set linear_bias: false.")
+            raise ValueError(
+                "activation: swiglu goes with linear_bias: false (qkv_bias may be true). Set linear_bias: false."
+            )
         return self
 
     @property

@@ -25,7 +25,9 @@ class LocalAdamW:
         self.values = [torch.nn.Parameter(p.value, requires_grad=False) for p in parameters]
         groups = []
         for decay in (True, False):
-            members = [v for v, p in zip(self.values, parameters, strict=True) if p.spec.has_decay == decay and v.numel()]
+            members = [
+                v for v, p in zip(self.values, parameters, strict=True) if p.spec.has_decay == decay and v.numel()
+            ]
             if members:
                 groups.append({"params": members, "weight_decay": config.weight_decay if decay else 0.0})
         if not groups:

@@ -1,0 +1,253 @@
+"""Native sharded checkpoints: saved by all ranks, readable at any other layout.
+
+`step-00000100/` holds the files of `torch.distributed.checkpoint` (tensors only, no pickled
+objects) under canonical names, with the optimizer under `optim.<name>.exp_avg` and
+`optim.<name>.exp_avg_sq`, and a `manifest.json` that is written last. The folder gets its name in
+one step, after all bytes are on the disk.
+"""
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+from contracts.errors import InputError
+from training.config import LayoutConfig, ModelConfig, PretrainConfig
+from training.dtensors import as_dtensors
+from training.gradients import LocalParameter, local_parameters
+from training.mesh import Mesh
+from training.model import TransformerStage
+from training.optimizer import LocalAdamW
+from training.parameters import stored_parameters
+from training.safe_pickle import read_dcp_metadata
+from training.step_folders import (
+    MANIFEST,
+    CheckpointInfo,
+    file_digest,
+    list_checkpoints,
+    read_info,
+    step_folder_name,
+)
+from training.trainer import Trainer, build_stage
+
+OPTIMIZER_PREFIX = "optim."
+
+
+class SafeReader(dcp.FileSystemReader):
+    """Reads a checkpoint folder without unpickling anything but descriptions of tensors."""
+
+    def read_metadata(self, *_args: Any, **_kwargs: Any) -> Metadata:
+        return read_dcp_metadata(Path(self.path))
+
+
+def state_tensors(
+    parameters: list[LocalParameter], mesh: Mesh, optimizer: LocalAdamW | None = None
+) -> dict[str, Tensor]:
+    """Name every tensor that this rank holds a part of; the views share memory with the model.
+
+    Returns:
+        Stored name to DTensor over the axes (dp, tp).
+    """
+    tensors: dict[str, Tensor] = {}
+    for index, parameter in enumerate(parameters):
+        tensors.update(as_dtensors(parameter.value, parameter, mesh))
+        for moment, value in optimizer.moments(index).items() if optimizer else ():
+            for name, tensor in as_dtensors(value, parameter, mesh).items():
+                tensors[f"{OPTIMIZER_PREFIX}{name}.{moment}"] = tensor
+    return tensors
+
+
+def save_checkpoint(trainer: Trainer, root: Path, *, keep_last: int) -> Path:
+    """Write the run's state as a new step folder under `root`; every rank calls it.
+
+    Older checkpoints beyond `keep_last` are removed once the new one is whole.
+    """
+    config = trainer.config
+    info = CheckpointInfo(
+        step=trainer.step,
+        consumed_samples=trainer.consumed_samples,
+        seq_length=config.seq_length,
+        model=config.model.model_dump(mode="json"),
+        layout=config.layout.model_dump(mode="json"),
+        has_optimizer=True,
+        parameters={name: shape for name, (shape, _) in stored_parameters(config.model).items()},
+        dtype=str(trainer.parameters[0].value.dtype).removeprefix("torch."),
+        extra={"seed": config.seed, "precision": config.precision},
+    )
+    folder = root / step_folder_name(trainer.step)
+    unfinished = folder.with_suffix(".tmp")
+    if dist.get_rank() == 0:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+    dist.barrier()
+    dcp.save(
+        state_tensors(trainer.parameters, trainer.mesh, trainer.optimizer),
+        storage_writer=dcp.FileSystemWriter(unfinished, single_file_per_rank=True, sync_files=True),
+    )
+    digests = _digests_of_all_ranks(unfinished)
+    if dist.get_rank() == 0:
+        publish(unfinished, folder, replace(info, files=digests))
+        prune(root, keep_last)
+    dist.barrier()
+    return folder
+
+
+def write_checkpoint(folder: Path, tensors: Mapping[str, Tensor], info: CheckpointInfo) -> None:
+    """Write a whole native checkpoint from one process without ranks, such as an imported model.
+
+    Args:
+        folder: The step folder to make; replaced if it exists.
+        tensors: Stored name to uncut tensor.
+        info: Its manifest; `files` is filled in.
+    """
+    unfinished = folder.with_suffix(".tmp")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    dcp.save(dict(tensors), storage_writer=dcp.FileSystemWriter(unfinished, sync_files=True), no_dist=True)
+    publish(unfinished, folder, replace(info, files=_digests(unfinished, unfinished.iterdir())))
+
+
+def publish(unfinished: Path, folder: Path, info: CheckpointInfo) -> None:
+    """Write the manifest and give the folder its name; everything is on the disk before it counts."""
+    manifest = unfinished / MANIFEST
+    with manifest.open("w", encoding="utf-8") as file:
+        file.write(info.to_json())
+        file.flush()
+        os.fsync(file.fileno())
+    _sync_folder(unfinished)
+    if folder.exists():
+        replaced = folder.with_suffix(".old")
+        shutil.rmtree(replaced, ignore_errors=True)
+        folder.rename(replaced)
+        unfinished.rename(folder)
+        shutil.rmtree(replaced)
+    else:
+        unfinished.rename(folder)
+    _sync_folder(folder.parent)
+
+
+def prune(root: Path, keep_last: int) -> None:
+    """Remove all but the newest `keep_last` whole checkpoints; with none whole, remove nothing."""
+    found = list_checkpoints(root)
+    whole = [item for item in found if item.problem is None]
+    if not whole:
+        return
+    oldest_kept = whole[: max(1, keep_last)][-1].step
+    for item in found:
+        if item.step < oldest_kept:
+            shutil.rmtree(item.path)
+
+
+def load_checkpoint(trainer: Trainer, folder: Path) -> None:
+    """Put the weights, moments and position of a checkpoint of any layout into `trainer`, on every rank.
+
+    Raises:
+        InputError: It is of another model, has no optimizer state, or is damaged.
+    """
+    info = read_info(folder)
+    if not info.has_optimizer:
+        raise InputError(f"{folder}: holds no optimizer state, so a run cannot go on from it.")
+    _load(state_tensors(trainer.parameters, trainer.mesh, trainer.optimizer), folder)
+    trainer.optimizer.set_step(info.step)
+    trainer.step = info.step
+    trainer.consumed_samples = info.consumed_samples
+
+
+def load_weights(stage: TransformerStage, mesh: Mesh, folder: Path) -> None:
+    """Put the weights of a checkpoint of any layout into a sharded stage, on every rank.
+
+    Raises:
+        InputError: It is of another model, or is damaged.
+    """
+    _load(state_tensors(local_parameters(stage), mesh), folder)
+
+
+def load_model(
+    folder: Path, mesh: Mesh, *, precision: str = "float32", max_length: int | None = None
+) -> TransformerStage:
+    """Build this rank's stage of the model in a native step folder, at the mesh's layout, in eval mode.
+
+    Args:
+        precision: float32, bf16 or float64.
+        max_length: Longest row that will be scored; only rotary models can go beyond their settings.
+    """
+    info = read_info(folder)
+    model = ModelConfig.model_validate(info.model)
+    if max_length is not None and model.position == "rope" and max_length > model.max_position_embeddings:
+        model = model.model_copy(update={"max_position_embeddings": max_length})
+    config = PretrainConfig.model_construct(
+        model=model, layout=mesh.layout, precision=precision, recompute="none", seed=0
+    )
+    stage = build_stage(config, mesh, initialized=False)
+    load_weights(stage, mesh, folder)
+    return stage.eval()
+
+
+def saved_layout(folder: Path) -> LayoutConfig:
+    """Return the layout that wrote a native checkpoint."""
+    return LayoutConfig.model_validate(read_info(folder).layout)
+
+
+def _load(tensors: dict[str, Tensor], folder: Path) -> None:
+    _check_same_model(tensors, folder)
+    dcp.load(tensors, storage_reader=SafeReader(folder))
+
+
+def _check_same_model(tensors: Mapping[str, Tensor], folder: Path) -> None:
+    stored = read_dcp_metadata(folder).state_dict_metadata
+    for name, tensor in tensors.items():
+        entry = stored.get(name)
+        if not isinstance(entry, TensorStorageMetadata):
+            raise InputError(f"{folder}: has no tensor {name}; it is a checkpoint of another model.")
+        if tuple(entry.size) != tuple(tensor.shape):
+            raise InputError(
+                f"{folder}: {name} has shape {tuple(entry.size)}, and the settings ask for {tuple(tensor.shape)}. "
+                "Use the settings of the run that wrote it."
+            )
+
+
+def _digests_of_all_ranks(folder: Path) -> dict[str, dict[str, Any]]:
+    rank = dist.get_rank()
+    mine = list(folder.glob(f"__{rank}_*.distcp")) + ([folder / ".metadata"] if rank == 0 else [])
+    parts: list[dict[str, dict[str, Any]]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(parts, _digests(folder, mine))
+    return {name: facts for part in parts for name, facts in part.items()}
+
+
+def _digests(folder: Path, files: Any) -> dict[str, dict[str, Any]]:
+    return {
+        str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": file_digest(path)}
+        for path in sorted(files)
+    }
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def whole_tensors(folder: Path) -> dict[str, Tensor]:
+    """Read every stored tensor uncut into this process: for tests and small models.
+
+    Raises:
+        InputError: The checkpoint is damaged.
+    """
+    stored = read_dcp_metadata(folder).state_dict_metadata
+    tensors = {
+        name: torch.empty(tuple(entry.size), dtype=entry.properties.dtype)
+        for name, entry in stored.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
+    dcp.load(tensors, storage_reader=SafeReader(folder), no_dist=True)
+    return tensors
