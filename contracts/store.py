@@ -341,14 +341,19 @@ class ArtifactStore:
 
     def input_artifact(self, entry: InputEntry) -> Artifact | None:
         """Return the artifact that a manifest names as its input, or None if it is gone."""
+        if (artifact := self._read_exactly(self.root / entry.path, entry)) is not None:
+            return artifact
+        folder = self.root / entry.kind  # moved out of another store, or given another label
         ending = f"-{entry.fingerprint[:SHORT_HEX]}"
-        folder = self.root / entry.kind
-        for path in [self.root / entry.path, *(folder / n for n in _folders(folder) if n.endswith(ending))]:
-            with contextlib.suppress(InputError):
-                artifact = read_artifact(path)
-                if artifact.fingerprint == entry.fingerprint:
-                    return artifact
-        return None
+        found = (self._read_exactly(folder / name, entry) for name in _folders(folder) if name.endswith(ending))
+        return next((artifact for artifact in found if artifact is not None), None)
+
+    def _read_exactly(self, path: Path, entry: InputEntry) -> Artifact | None:
+        try:
+            artifact = read_artifact(path)
+        except InputError:
+            return None
+        return artifact if artifact.fingerprint == entry.fingerprint else None
 
     def digest(self, path: Path) -> str:
         """Return the sha256 of a raw file, remembered by (path, size, mtime_ns) between runs."""
