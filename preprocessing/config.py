@@ -1,0 +1,146 @@
+"""Settings of the preprocessing stages: corpus, tokenizer, ingest, index."""
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from contracts.configuration import Settings, execution
+from preprocessing.splits import parse_split
+
+END_OF_DOCUMENT = "<|endoftext|>"
+MIB = 2**20
+
+
+class CorpusConfig(Settings):
+    """Gather text into Pile form, with a held-out part chosen by the hash of each document."""
+
+    sources: tuple[str, ...] = execution(
+        (),
+        description="Files, folders or globs of your own text (JSONL or Parquet). Empty: text found on this machine.",
+    )
+    text_key: str = Field("text", description="Key of the text in `sources`; dots go into nested records.")
+    subset_key: str = Field("meta.pile_set_name", description="Key of the subset name in `sources`.")
+    on_error: Literal["stop", "quarantine"] = Field(
+        "stop", description="What a bad record of `sources` does: stop, or be set aside in rejects.jsonl."
+    )
+    max_bytes: int = Field(
+        32 * MIB,
+        gt=0,
+        description="Text to gather from this machine, in bytes; `sources` are always taken whole.",
+    )
+    max_document_bytes: int = Field(
+        128 * 1024, gt=0, description="Longer files of this machine are left out, so that none dominates."
+    )
+    heldout_fraction: float = Field(
+        0.02, ge=0, lt=1, description="Share of documents that training never sees; evaluation uses them."
+    )
+    documents_per_file: int = Field(20_000, gt=0, description="Documents in one .jsonl.zst file.")
+
+
+class TokenizerConfig(Settings):
+    """Train a tokenizer on a corpus."""
+
+    sources: tuple[str, ...] = execution(
+        (), description="Files, folders or globs to train on, where no corpus artifact is given."
+    )
+    kind: Literal["bpe", "wordpiece", "unigram"] = Field(
+        "bpe", description="bpe is byte-level and loses nothing; wordpiece and unigram have an unknown token."
+    )
+    vocab_size: int = Field(8192, gt=0, description="Tokens in the vocabulary, the end-of-document token included.")
+    min_frequency: int = Field(2, ge=1, description="A merge must occur this often (bpe and wordpiece).")
+    max_bytes: int = Field(
+        256 * MIB, gt=0, description="Text to train on, in bytes: the first documents of the corpus up to here."
+    )
+    text_key: str = Field("text", description="Key of the text; dots go into nested records.")
+
+    @model_validator(mode="after")
+    def _has_room_for_bytes(self) -> "TokenizerConfig":
+        if self.kind == "bpe" and self.vocab_size < 257:
+            raise ValueError(
+                f"vocab_size is {self.vocab_size}; byte-level BPE needs 257 or more (256 bytes and {END_OF_DOCUMENT})."
+            )
+        return self
+
+
+class IngestConfig(Settings):
+    """Tokenize a corpus into `.bin`/`.idx` shards."""
+
+    sources: tuple[str, ...] = execution(
+        (), description="Files, folders or globs to ingest, where no corpus artifact is given."
+    )
+    tokenizer: str | None = execution(
+        None, description="tokenizer.json or its folder, where no tokenizer artifact is given."
+    )
+    corpus_part: str = Field("train", description="Folder of a corpus artifact to ingest: train or heldout.")
+    text_key: str = Field("text", description="Key of the text; dots go into nested records, as in meta.text.")
+    subset_key: str = Field("meta.pile_set_name", description="Key of the subset name; records may lack it.")
+    on_error: Literal["stop", "quarantine"] = Field(
+        "stop", description="What a bad record does: stop the stage, or be set aside in rejects.jsonl."
+    )
+    invalid_unicode: Literal["error", "replace"] = Field(
+        "error", description="Invalid UTF-8 and lone surrogates: a bad record, or replaced by U+FFFD and counted."
+    )
+    keep_empty: bool = Field(False, description="Write empty texts as documents that hold only the EOD token.")
+    append_eod: bool = Field(True, description="Append the end-of-document token to every document.")
+    eod_token: str | None = Field(
+        None, description="End-of-document token by name, where the tokenizer's own choice is not wanted."
+    )
+    add_bos: bool = Field(False, description="Put the tokenizer's BOS token before every document.")
+    shard_tokens: int = Field(
+        2**28, gt=0, description="A shard is closed before the document that would take it over this many tokens."
+    )
+    workers: int | None = execution(
+        None,
+        ge=1,
+        description="Worker processes, one thread each. Empty: one per core, none for less than 1 MiB of input.",
+    )
+
+    @model_validator(mode="after")
+    def _empty_documents_have_a_token(self) -> "IngestConfig":
+        if self.keep_empty and not self.append_eod:
+            raise ValueError("keep_empty needs append_eod: an empty document without EOD would have no token.")
+        return self
+
+
+class IndexConfig(Settings):
+    """Build sample indices with Megatron-LM's semantics."""
+
+    datasets: tuple[str, ...] = execution(
+        (), description="Dataset artifacts or .bin/.idx prefixes, where no inputs are given."
+    )
+    weights: tuple[float, ...] | None = Field(
+        None, description="Weight of each dataset in the blend. Empty: by the number of samples of each."
+    )
+    seq_length: int = Field(1024, gt=0, description="Tokens the model sees in one sample.")
+    samples: int | None = Field(
+        None, ge=0, description="Training samples, repeating the data as needed. Empty: one epoch."
+    )
+    valid_samples: int | None = Field(None, ge=0, description="Validation samples. Empty: one epoch.")
+    test_samples: int | None = Field(None, ge=0, description="Test samples. Empty: one epoch.")
+    seed: int = Field(1234, ge=0, lt=2**32, description="Seed of the order of documents and samples.")
+    split: str = Field("100,0,0", description="Weights of train, valid and test, by position in the dataset.")
+
+    @field_validator("split", mode="before")
+    @classmethod
+    def _as_text(cls, value: Any) -> Any:
+        # YAML and -s read `split: 1` as a number and `[99, 1, 0]` as a list; both mean what they say.
+        if isinstance(value, list | tuple):
+            return ",".join(str(item) for item in value)
+        return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+    @field_validator("split")
+    @classmethod
+    def _is_a_split(cls, value: str) -> str:
+        parse_split(value)
+        return value
+
+    @model_validator(mode="after")
+    def _weights_are_usable(self) -> "IndexConfig":
+        if self.weights is not None:
+            if any(weight < 0 for weight in self.weights) or sum(self.weights) <= 0:
+                raise ValueError(f"weights {list(self.weights)} must be 0 or more, and not all 0.")
+            if self.samples is None:
+                raise ValueError(
+                    "weights need `samples`: a weighted blend has no natural end. Set samples, or drop the weights."
+                )
+        return self

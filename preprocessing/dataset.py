@@ -1,0 +1,148 @@
+"""A dataset: the shards of an artifact (or one foreign pair) as one row of token sequences.
+
+Sequences and documents are numbered through all shards. Nothing is copied: tokens stay
+memory-mapped, and only lengths are held (4 bytes a sequence).
+"""
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from contracts.artifact import MANIFEST, Artifact, read_artifact
+from contracts.errors import ConfigError, InputError
+from preprocessing.indexed_dataset import IndexedDataset, pair_prefix
+from preprocessing.shards import DOCUMENTS
+from preprocessing.tokenizer import Tokenizer, load_tokenizer
+
+
+class TokenDataset:
+    """All sequences of a dataset.
+
+    Args:
+        path: A dataset artifact, a folder of pairs, or the prefix of one pair.
+
+    Raises:
+        ConfigError: There is no dataset at `path`.
+        InputError: It is unfinished or damaged.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path).expanduser()
+        self.artifact = _artifact_at(self.path)
+        self.shards = [IndexedDataset(prefix) for prefix in self._prefixes()]
+        dtypes = {shard.dtype for shard in self.shards}
+        if len(dtypes) > 1:
+            raise InputError(f"{self.path}: its shards hold different token types ({', '.join(map(str, dtypes))}).")
+        self.dtype: np.dtype[Any] = self.shards[0].dtype
+        counts = [0, *(len(shard) for shard in self.shards)]
+        self.shard_starts: npt.NDArray[np.int64] = np.cumsum(np.array(counts, dtype=np.int64))
+        self.lengths: npt.NDArray[np.int32] = (
+            self.shards[0].lengths
+            if len(self.shards) == 1
+            else np.concatenate([shard.lengths for shard in self.shards])
+        )
+
+    def _prefixes(self) -> list[Path]:
+        if self.artifact is not None:
+            names = sorted(entry.path for entry in self.artifact.manifest.files if entry.path.endswith(".idx"))
+        elif self.path.is_dir():
+            names = sorted(path.name for path in self.path.glob("*.idx"))
+        else:
+            return [pair_prefix(self.path)]
+        if not names:
+            raise ConfigError(f"{self.path}: holds no .bin/.idx pair, so it is no dataset.")
+        return [pair_prefix(self.path / name) for name in names]
+
+    @property
+    def num_sequences(self) -> int:
+        return int(self.shard_starts[-1])
+
+    @property
+    def num_documents(self) -> int:
+        return sum(shard.num_documents for shard in self.shards)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(shard.num_tokens for shard in self.shards)
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """Numbers of the ingest stage; empty for foreign pairs."""
+        return self.artifact.summary if self.artifact is not None else {}
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What tells this dataset from another: content digest of an artifact, sizes of a foreign pair."""
+        content = self.artifact.manifest.content if self.artifact is not None else None
+        return {"content": content, "sequences": self.num_sequences, "tokens": self.num_tokens}
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Highest token id + 1 of the tokenizer; None where no tokenizer is known."""
+        return self.summary.get("vocab_size")
+
+    @property
+    def eod_id(self) -> int | None:
+        return self.summary.get("eod_id")
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that made the dataset.
+
+        Raises:
+            ConfigError: The dataset keeps no copy of it, as foreign pairs do not.
+        """
+        return load_tokenizer(self.path)
+
+    def sequence(self, number: int, offset: int = 0, length: int | None = None) -> npt.NDArray[Any]:
+        """Return the tokens of a sequence, or a part of them, as a view of the file."""
+        shard = int(np.searchsorted(self.shard_starts, number, side="right")) - 1
+        return self.shards[shard].sequence(number - int(self.shard_starts[shard]), offset, length)
+
+    def document_of_sequence(self, number: int) -> int:
+        """Return the number of the document that a sequence belongs to."""
+        shard = int(np.searchsorted(self.shard_starts, number, side="right")) - 1
+        bounds = self.shards[shard].document_bounds
+        inside = int(np.searchsorted(bounds, number - int(self.shard_starts[shard]), side="right")) - 1
+        return sum(item.num_documents for item in self.shards[:shard]) + inside
+
+    def document_rows(self, documents: npt.NDArray[np.int64]) -> list[dict[str, Any]]:
+        """Return the rows of `documents.parquet` for some documents, in their order.
+
+        Raises:
+            InputError: The dataset has no such table, as foreign pairs have none.
+        """
+        import pyarrow.parquet as pq
+
+        table_path = self.path / DOCUMENTS
+        if not table_path.is_file():
+            raise InputError(f"{self.path}: has no {DOCUMENTS}, so documents cannot be traced to their sources.")
+        file = pq.ParquetFile(table_path)
+        wanted = np.unique(documents)
+        rows: dict[int, dict[str, Any]] = {}
+        first = 0
+        for group in range(file.num_row_groups):
+            last = first + file.metadata.row_group(group).num_rows
+            inside = wanted[(wanted >= first) & (wanted < last)]
+            if len(inside):
+                for row in file.read_row_group(group).take(inside - first).to_pylist():
+                    rows[row["document"]] = row
+            first = last
+        return [rows[int(number)] for number in documents]
+
+
+def _artifact_at(path: Path) -> Artifact | None:
+    if not path.is_dir():
+        return None
+    if not (path / MANIFEST).exists():
+        if (path / "recipe.json").exists():
+            read_artifact(path)  # says that it is unfinished
+        return None
+    artifact = read_artifact(path)
+    if artifact.kind != "dataset":
+        raise ConfigError(f"{path} is an artifact of kind {artifact.kind}; a dataset is needed here.")
+    return artifact

@@ -1,0 +1,196 @@
+"""What a worker does with one block: parse its records, tokenize them, describe each document."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from contracts.errors import RecordError
+from preprocessing.blocks import LineBlock, Position, RowBlock
+from preprocessing.engines import Engine, choose_engine
+from preprocessing.indexed_dataset import MAX_SEQUENCE_TOKENS
+from preprocessing.records import Record, RecordFormat, Reject, parse_block
+from preprocessing.sources import SourceFile
+from preprocessing.tokenizer import Tokenizer, load_tokenizer
+
+DIGEST_BYTES = 16
+CHECKED_LINES = 8  # of each file, besides one document in 256, chosen by its digest
+
+
+@dataclass(frozen=True)
+class EncodingPlan:
+    """How documents become token sequences."""
+
+    tokenizer: str
+    form: RecordFormat
+    keep_empty: bool
+    eod_id: int | None
+    bos_id: int | None
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A damaged or truncated file: stands in the row of blocks where its good part ends."""
+
+    source: SourceFile
+    file: int
+    reason: str
+    is_truncated: bool
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something to count that happened at a line: "empty", "replaced_characters", and so on."""
+
+    line: int
+    name: str
+    count: int = 1
+
+
+@dataclass
+class EncodedBlock:
+    """The documents of one block, ready to be written.
+
+    Args:
+        ids: (tokens,) ids of all documents, EOD and BOS in place, in the dataset's token type.
+        lengths, lines, offsets, sizes: (documents,) tokens, record line, byte offset of the
+            record, and bytes of UTF-8 text of each.
+        digests: blake2b of each text, 16 bytes each.
+        subsets: Subset name of each, or None.
+        events: What else there is to count, by line.
+        end: Where the next block begins.
+    """
+
+    ids: npt.NDArray[Any]
+    lengths: npt.NDArray[np.int64]
+    lines: npt.NDArray[np.int64]
+    offsets: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.int64]
+    digests: bytes
+    subsets: list[str | None]
+    rejects: list[Reject]
+    events: list[Event]
+    end: Position
+    file_bytes_read: int
+    engine: str
+
+
+def make_encoder(plan: EncodingPlan) -> Callable[[Any], Any]:
+    """Return the function that a worker applies to each block."""
+    tokenizer = load_tokenizer(plan.tokenizer)
+    return partial(encode_block, plan=plan, tokenizer=tokenizer, engine=choose_engine(tokenizer))
+
+
+def encode_block(
+    block: LineBlock | RowBlock | Damage, *, plan: EncodingPlan, tokenizer: Tokenizer, engine: Engine
+) -> EncodedBlock | Damage:
+    """Parse and tokenize one block; a `Damage` passes through, to keep its place in the order."""
+    if isinstance(block, Damage):
+        return block
+    parsed = parse_block(block, plan.form)
+    events = [Event(*item) for item in parsed.events]
+    records = parsed.records
+    if plan.keep_empty:
+        records = sorted(records + parsed.empty, key=lambda record: record.line)
+    else:
+        events += [Event(record.line, "empty") for record in parsed.empty]
+    texts = [record.text for record in records]
+    ids, lengths = engine.encode(texts)
+    if len(ids) and int(ids.max()) >= tokenizer.vocab_size:
+        raise RuntimeError(
+            f"{tokenizer.source} gave the id {int(ids.max())}, above its highest {tokenizer.vocab_size - 1}"
+        )
+    events += _special_tokens(records, tokenizer.special_tokens)
+    digests = [_digest(text) for text in texts]
+    events += _check_sample(records, digests, ids, lengths, tokenizer)
+    if not plan.keep_empty and not lengths.all():
+        # A normalizer can make nothing of a text; such a document counts as empty.
+        events += [Event(record.line, "empty") for record, n in zip(records, lengths, strict=True) if not n]
+        keep = np.flatnonzero(lengths).tolist()
+        records, digests, lengths = [records[n] for n in keep], [digests[n] for n in keep], lengths[keep]
+    ids, lengths = _with_bounds(ids, lengths, plan)
+    _refuse_too_long(records, lengths)
+    return EncodedBlock(
+        ids=ids.astype(tokenizer.token_dtype),
+        lengths=lengths,
+        lines=np.array([record.line for record in records], dtype=np.int64),
+        offsets=np.array([record.offset for record in records], dtype=np.int64),
+        sizes=np.array([_utf8_bytes(record.text) for record in records], dtype=np.int64),
+        digests=b"".join(digests),
+        subsets=[record.subset for record in records],
+        rejects=parsed.rejects,
+        events=sorted(events, key=lambda event: event.line),
+        end=block.end,
+        file_bytes_read=block.file_bytes_read,
+        engine=engine.name,
+    )
+
+
+def _with_bounds(
+    ids: npt.NDArray[np.uint32], lengths: npt.NDArray[np.int64], plan: EncodingPlan
+) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
+    """Put BOS before and EOD after every document."""
+    lengths = lengths + (plan.eod_id is not None) + (plan.bos_id is not None)
+    result = np.empty(int(lengths.sum()), dtype=np.uint32)
+    is_text = np.ones(len(result), dtype=bool)
+    ends = np.cumsum(lengths)
+    if plan.eod_id is not None:
+        result[ends - 1] = plan.eod_id
+        is_text[ends - 1] = False
+    if plan.bos_id is not None:
+        result[ends - lengths] = plan.bos_id
+        is_text[ends - lengths] = False
+    result[is_text] = ids
+    return result, lengths
+
+
+def _special_tokens(records: Sequence[Record], tokens: Sequence[str]) -> list[Event]:
+    """Count special tokens that stand in texts as characters; they were encoded as characters."""
+    joined = "\n".join(record.text for record in records)
+    tokens = [token for token in tokens if token in joined]
+    counts = ((record, sum(record.text.count(token) for token in tokens)) for record in records if tokens)
+    return [Event(record.line, "special_tokens_in_text", count) for record, count in counts if count]
+
+
+def _check_sample(
+    records: Sequence[Record],
+    digests: Sequence[bytes],
+    ids: npt.NDArray[np.uint32],
+    lengths: npt.NDArray[np.int64],
+    tokenizer: Tokenizer,
+) -> list[Event]:
+    """Decode some documents and compare with their texts; compare the engine with the reference too."""
+    events = []
+    starts = np.cumsum(lengths) - lengths
+    for number, (record, digest) in enumerate(zip(records, digests, strict=True)):
+        if record.line > CHECKED_LINES and digest[0]:
+            continue
+        found = ids[starts[number] : starts[number] + lengths[number]].tolist()
+        if found != tokenizer.encode(record.text):
+            raise RuntimeError(
+                f"{record.file}, line {record.line}: the fast engine differs from the tokenizers library"
+            )
+        events.append(Event(record.line, "round_trip_checked"))
+        if tokenizer.decode(found) != record.text:
+            events.append(Event(record.line, "round_trip_differs"))
+    return events
+
+
+def _refuse_too_long(records: Sequence[Record], lengths: npt.NDArray[np.int64]) -> None:
+    if len(lengths) and int(lengths.max()) > MAX_SEQUENCE_TOKENS:
+        record = records[int(lengths.argmax())]
+        raise RecordError(
+            record.file, record.line, f"the document has more than {MAX_SEQUENCE_TOKENS} tokens, the format's limit"
+        )
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
+
+
+def _utf8_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())

@@ -1,0 +1,231 @@
+"""The `.bin`/`.idx` pair of Megatron-LM's `IndexedDataset`: writer and reader.
+
+`.bin`: the tokens of all sequences, little-endian, no header. `.idx`, little-endian, no padding:
+
+    offset        type     content
+    0             9 bytes  b"MMIDIDX" and two zero bytes
+    9             u64      version, 1
+    17            u8       token type: 1 u8, 2 i8, 3 i16, 4 i32, 5 i64, 6 f64, 7 f32, 8 u16
+    18            u64      S, number of sequences
+    26            u64      D, number of documents + 1
+    34            i32[S]   tokens of each sequence
+    34 + 4 S      i64[S]   byte offset of each sequence in .bin
+    34 + 12 S     i64[D]   first sequence of each document, and S at the end
+
+A document may have several sequences, or none. Multimodal files add S bytes, which are ignored here.
+"""
+
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from contracts.errors import ConfigError, InputError
+
+MAGIC = b"MMIDIDX\x00\x00"
+_HEADER = struct.Struct("<9sQBQQ")
+DTYPES: dict[int, np.dtype[Any]] = {
+    1: np.dtype("<u1"),
+    2: np.dtype("<i1"),
+    3: np.dtype("<i2"),
+    4: np.dtype("<i4"),
+    5: np.dtype("<i8"),
+    6: np.dtype("<f8"),
+    7: np.dtype("<f4"),
+    8: np.dtype("<u2"),
+}
+_CODES = {dtype: code for code, dtype in DTYPES.items()}
+MAX_SEQUENCE_TOKENS = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class PairCounts:
+    """Sizes of one pair."""
+
+    num_documents: int
+    num_tokens: int
+
+
+class PairWriter:
+    """Writes one pair, one sequence per document.
+
+    Tokens go to `.bin` as they come; the lengths (4 bytes a document) stay in memory until `finish`.
+    Files carry a temporary name until then.
+
+    Args:
+        prefix: Path without `.bin`.
+    """
+
+    def __init__(self, prefix: Path, dtype: np.dtype[Any]) -> None:
+        self._prefix = prefix
+        self._dtype = dtype
+        self._bin: BinaryIO = _temporary(prefix, ".bin").open("wb")
+        self._lengths: list[npt.NDArray[np.int32]] = []
+        self.num_documents = 0
+        self.num_tokens = 0
+
+    def append(self, ids: npt.NDArray[Any], lengths: npt.NDArray[np.int64]) -> None:
+        """Write documents: (tokens,) ids of all, and the (documents,) tokens of each."""
+        self._bin.write(ids.astype(self._dtype, copy=False).tobytes())
+        self._lengths.append(lengths.astype(np.int32))
+        self.num_documents += len(lengths)
+        self.num_tokens += len(ids)
+
+    def finish(self) -> PairCounts:
+        """Write `.idx`, make both files durable, and give them their names (`.idx` last)."""
+        import os
+
+        lengths = np.concatenate([np.empty(0, np.int32), *self._lengths])
+        with _temporary(self._prefix, ".idx").open("wb") as index:
+            index.write(_HEADER.pack(MAGIC, 1, _CODES[self._dtype], len(lengths), len(lengths) + 1))
+            index.write(lengths.astype("<i4").tobytes())
+            index.write(sequence_pointers(lengths, self._dtype.itemsize).astype("<i8").tobytes())
+            index.write(np.arange(len(lengths) + 1, dtype="<i8").tobytes())
+            index.flush()
+            os.fsync(index.fileno())
+        self._bin.flush()
+        os.fsync(self._bin.fileno())
+        self._bin.close()
+        for suffix in (".bin", ".idx"):
+            _temporary(self._prefix, suffix).replace(_with(self._prefix, suffix))
+        return PairCounts(self.num_documents, self.num_tokens)
+
+    def close(self) -> None:
+        """Give up the pair; its temporary files are left to be overwritten."""
+        self._bin.close()
+
+
+def sequence_pointers(lengths: npt.NDArray[np.int32], itemsize: int) -> npt.NDArray[np.int64]:
+    """Return the byte offset of each sequence: exclusive running sum of length x item size."""
+    pointers = np.zeros(len(lengths), dtype=np.int64)
+    np.cumsum(lengths[:-1], dtype=np.int64, out=pointers[1:])
+    return pointers * itemsize
+
+
+class IndexedDataset:
+    """One pair, memory-mapped; also one written by Megatron-LM, GPT-NeoX or datatrove.
+
+    Args:
+        prefix: Path without `.bin` and `.idx`, or with either.
+
+    Raises:
+        ConfigError: A file of the pair is missing.
+        InputError: The index is damaged, or the pair does not fit together.
+    """
+
+    def __init__(self, prefix: str | Path) -> None:
+        self.prefix = pair_prefix(prefix)
+        self.bin_path, self.idx_path = _with(self.prefix, ".bin"), _with(self.prefix, ".idx")
+        for path in (self.idx_path, self.bin_path):
+            if not path.is_file():
+                raise ConfigError(f"{path}: there is no such file; a dataset is a pair of .bin and .idx.")
+        with _reading(self.idx_path):
+            self._read_index()
+        num_tokens = int(self.lengths.sum(dtype=np.int64))
+        wanted = num_tokens * self.dtype.itemsize
+        found = self.bin_path.stat().st_size
+        if found != wanted:
+            what = "it is truncated" if found < wanted else "they do not belong together"
+            raise InputError(
+                f"{self.bin_path}: holds {found} bytes, but {self.idx_path.name} lists {num_tokens} tokens of "
+                f"{self.dtype.itemsize} bytes = {wanted} bytes; {what}."
+            )
+        self.num_tokens = num_tokens
+        self.tokens: npt.NDArray[Any] = (
+            np.memmap(self.bin_path, dtype=self.dtype, mode="r") if num_tokens else np.empty(0, self.dtype)
+        )
+
+    def _read_index(self) -> None:
+        size = self.idx_path.stat().st_size
+        with self.idx_path.open("rb") as file:
+            head = file.read(_HEADER.size)
+        if not head.startswith(MAGIC):
+            legacy = " It is a GPT-NeoX lazy or cached index." if head.startswith(b"TNTIDX") else ""
+            raise InputError(
+                f"{self.idx_path}: begins with {head[:9]!r}, not {MAGIC!r}: no index of this format.{legacy}"
+            )
+        if len(head) < _HEADER.size:
+            raise InputError(f"{self.idx_path}: has {size} bytes, less than its header; it is truncated.")
+        _, version, code, num_sequences, num_bounds = _HEADER.unpack(head)
+        if version != 1 or code not in DTYPES:
+            raise InputError(
+                f"{self.idx_path}: has version {version} and token type {code}; known are version 1, types 1-8."
+            )
+        wanted = _HEADER.size + 12 * num_sequences + 8 * num_bounds
+        if size not in (wanted, wanted + num_sequences):  # the latter with multimodal modes
+            raise InputError(
+                f"{self.idx_path}: has {size} bytes where its header needs {wanted}; it is truncated or damaged."
+            )
+        self.dtype = DTYPES[code]
+        raw = np.memmap(self.idx_path, dtype=np.uint8, mode="r")
+        at = _HEADER.size
+        self.lengths: npt.NDArray[np.int32] = raw[at : at + 4 * num_sequences].view("<i4")
+        at += 4 * num_sequences
+        self.pointers: npt.NDArray[np.int64] = raw[at : at + 8 * num_sequences].view("<i8")
+        at += 8 * num_sequences
+        self.document_bounds: npt.NDArray[np.int64] = raw[at : at + 8 * num_bounds].view("<i8")
+        last = int(self.document_bounds[-1]) if num_bounds else -1
+        if last != num_sequences:
+            raise InputError(
+                f"{self.idx_path}: its document index ends at sequence {last} of {num_sequences}. "
+                "GPT-NeoX's merge writes such files: merge the parts anew, or give the parts instead."
+            )
+
+    def __len__(self) -> int:
+        """Number of sequences."""
+        return len(self.lengths)
+
+    @property
+    def num_documents(self) -> int:
+        return len(self.document_bounds) - 1
+
+    def sequence(self, number: int, offset: int = 0, length: int | None = None) -> npt.NDArray[Any]:
+        """Return the tokens of a sequence, or a part of them, as a view of the file."""
+        size = int(self.lengths[number])
+        stop = size if length is None else offset + length
+        if not 0 <= offset <= stop <= size:
+            raise ValueError(f"sequence {number} has {size} tokens; {offset} to {stop} were asked.")
+        start = int(self.pointers[number]) // self.dtype.itemsize
+        return self.tokens[start + offset : start + stop]
+
+    def document(self, number: int) -> npt.NDArray[Any]:
+        """Return the tokens of a document, all its sequences."""
+        first, last = int(self.document_bounds[number]), int(self.document_bounds[number + 1])
+        return np.concatenate([self.tokens[:0], *(self.sequence(n) for n in range(first, last))])
+
+    def problems(self) -> Iterator[str]:
+        """Say what is wrong with the index: pointers, lengths, document bounds."""
+        if len(self.lengths) and int(self.lengths.min()) < 0:
+            yield f"{self.idx_path}: sequence {int(self.lengths.argmin())} has a negative length"
+        differ = np.flatnonzero(self.pointers != sequence_pointers(self.lengths, self.dtype.itemsize))
+        if len(differ):
+            yield f"{self.idx_path}: {len(differ)} sequence pointers are wrong, first of sequence {int(differ[0])}"
+        if self.document_bounds[0] != 0 or (np.diff(self.document_bounds) < 0).any():
+            yield f"{self.idx_path}: document bounds do not rise from 0"
+
+
+def pair_prefix(path: str | Path) -> Path:
+    """Return the path of a pair without `.bin` or `.idx`."""
+    path = Path(path)
+    return path.with_suffix("") if path.suffix in (".bin", ".idx") else path
+
+
+def _with(prefix: Path, suffix: str) -> Path:
+    return prefix.with_name(prefix.name + suffix)
+
+
+def _temporary(prefix: Path, suffix: str) -> Path:
+    return prefix.with_name(f"{prefix.name}{suffix}.tmp")
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error}).") from error

@@ -1,0 +1,246 @@
+"""Records of a corpus: one JSON object or Parquet row each, with a text and perhaps a subset.
+
+`parse_block` turns a block into good records and rejects. Every line is one of: a document, empty
+(blank line, or a text of no characters), or rejected with a reason. Rules:
+
+- orjson reads the line; what it refuses, Python's `json` decides, so both give one result:
+  duplicate keys: the last wins; NaN is read; lone surrogates are judged below.
+- A byte order mark at the start of a line (files joined with `cat`) is no part of the record.
+- Invalid UTF-8 and lone surrogates in the text reject the record, or are replaced by U+FFFD.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from contracts.errors import RecordError
+from preprocessing.blocks import Block, LineBlock, Position, RowBlock, file_blocks
+from preprocessing.sources import SourceFile
+
+BOM = b"\xef\xbb\xbf"
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+_MISSING = object()
+
+
+@dataclass(frozen=True)
+class RecordFormat:
+    """Where the text of a record is, and what to do with invalid Unicode.
+
+    Args:
+        text_key: Key of the text; dots go into nested objects.
+        subset_key: Key of the subset name, likewise; records may lack it.
+        replaces_invalid: Replace invalid UTF-8 and lone surrogates by U+FFFD, not reject.
+    """
+
+    text_key: str = "text"
+    subset_key: str = "meta.pile_set_name"
+    replaces_invalid: bool = False
+
+
+@dataclass(frozen=True)
+class Record:
+    """One good record; `offset` is the byte offset of its line in the decompressed file (0 in Parquet)."""
+
+    file: str
+    line: int
+    offset: int
+    text: str
+    subset: str | None
+
+
+@dataclass(frozen=True)
+class Reject:
+    """One bad record."""
+
+    file: str
+    line: int
+    offset: int
+    reason: str
+
+
+@dataclass
+class ParsedBlock:
+    """What a block holds.
+
+    Args:
+        events: (line, what, count) of things that were mended: "replaced_characters" (U+FFFD put
+            in), "byte_order_marks" (taken out).
+    """
+
+    records: list[Record] = field(default_factory=list)
+    empty: list[Record] = field(default_factory=list)
+    rejects: list[Reject] = field(default_factory=list)
+    events: list[tuple[int, str, int]] = field(default_factory=list)
+
+
+class _BadRecordError(Exception):
+    """The reason why a record is refused."""
+
+
+def read_records(files: Sequence[SourceFile], form: RecordFormat) -> Iterator[Record]:
+    """Yield the non-empty records of files in order; for reading a corpus without tokenizing it.
+
+    Raises:
+        RecordError: A record is bad.
+        DamagedStreamError: A file is damaged or ends early.
+    """
+    for number, file in enumerate(files):
+        for block in file_blocks(file, Position(number), keys=(form.text_key, form.subset_key)):
+            parsed = parse_block(block, form)
+            for reject in parsed.rejects:
+                raise RecordError(reject.file, reject.line, reject.reason)
+            yield from parsed.records
+
+
+def parse_block(block: Block, form: RecordFormat) -> ParsedBlock:
+    """Parse the records of a block; bad ones become rejects, never exceptions."""
+    if isinstance(block, RowBlock):
+        return _parse_rows(block, form)
+    return _parse_lines(block, form)
+
+
+def _parse_lines(block: LineBlock, form: RecordFormat) -> ParsedBlock:
+    parsed = ParsedBlock()
+    offset = block.start.offset
+    lines = block.data.split(b"\n")
+    if not lines[-1]:
+        lines.pop()
+    name = block.source.name
+    for number, line in enumerate(lines, block.start.line):
+        try:
+            text, subset, replaced, marks = _parse_line(line, form)
+        except _BadRecordError as error:
+            parsed.rejects.append(Reject(name, number, offset, str(error)))
+        else:
+            record = Record(name, number, offset, text, subset)
+            (parsed.records if text else parsed.empty).append(record)
+            if replaced:
+                parsed.events.append((number, "replaced_characters", replaced))
+            if marks:
+                parsed.events.append((number, "byte_order_marks", marks))
+        offset += len(line) + 1
+    return parsed
+
+
+def _parse_line(line: bytes, form: RecordFormat) -> tuple[str, str | None, int, int]:
+    """Return text, subset, U+FFFD put in and byte order marks taken out; a blank line is the empty text."""
+    import orjson
+
+    replaced = 0
+    try:
+        record = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        if line.startswith(BOM):
+            text, subset, replaced, marks = _parse_line(line[len(BOM) :], form)
+            return text, subset, replaced, marks + 1
+        if not line.strip():
+            return "", None, 0, 0
+        record, replaced = _parse_hard_line(line, form)
+    text = _text_of(record, form.text_key)
+    if not text.isascii():
+        text, surrogates = _without_lone_surrogates(text, form)
+        replaced += surrogates
+    return text, _subset_of(record, form.subset_key), replaced, 0
+
+
+def _parse_hard_line(line: bytes, form: RecordFormat) -> tuple[Any, int]:
+    """Parse a line that orjson refuses, with Python's `json`; say why if that refuses it too."""
+    if not line.strip(b"\0\r\n\t "):
+        raise _BadRecordError(f"{len(line)} NUL bytes instead of a record, as a crashed writer leaves")
+    replaced = 0
+    try:
+        decoded = line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        where = f"byte 0x{line[error.start]:02x} at position {error.start} of the line is not valid UTF-8"
+        if not form.replaces_invalid:
+            what = "; the record is incomplete" if error.end >= len(line.rstrip()) else ""
+            raise _BadRecordError(f"{where}{what}") from None
+        decoded = line.decode("utf-8", errors="replace")
+        replaced = decoded.count("\ufffd") - line.count("\ufffd".encode())
+    try:
+        return json.loads(decoded), replaced
+    except RecursionError:
+        raise _BadRecordError("JSON is nested too deeply to be read") from None
+    except ValueError as error:
+        detail = f"{error.msg} at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else str(error)
+        raise _BadRecordError(f"invalid or incomplete JSON ({detail})") from None
+
+
+def _text_of(record: Any, key: str) -> str:
+    if not isinstance(record, dict):
+        raise _BadRecordError(f"the record is {_json_kind(record)}, not an object with the key {key!r}")
+    value = record.get(key, _MISSING)
+    if value is _MISSING:
+        value = _nested(record, key)
+    if isinstance(value, str):
+        return value
+    if value is _MISSING:
+        keys = ", ".join(str(name) for name in sorted(record)) or "none"
+        raise _BadRecordError(f"no key {key!r}; keys present: {_shortened(keys)}")
+    raise _BadRecordError(f"{key!r} is {_json_kind(value)}, not text")
+
+
+def _nested(record: Any, key: str) -> Any:
+    for part in key.split("."):
+        if not isinstance(record, Mapping) or part not in record:
+            return _MISSING
+        record = record[part]
+    return record
+
+
+def _subset_of(record: Any, key: str) -> str | None:
+    value = record.get(key) if isinstance(record, dict) else None
+    if value is None:
+        value = _nested(record, key)
+    if isinstance(value, str) and value:
+        return _LONE_SURROGATE.sub("\ufffd", value)
+    return None
+
+
+def _without_lone_surrogates(text: str, form: RecordFormat) -> tuple[str, int]:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        if not form.replaces_invalid:
+            code = ord(text[error.start])
+            raise _BadRecordError(
+                f"the text holds the lone surrogate U+{code:04X} at character {error.start + 1}, which is no character"
+            ) from None
+        return _LONE_SURROGATE.subn("\ufffd", text)
+    return text, 0
+
+
+def _json_kind(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return f"the number {_shortened(str(value))}"
+    return {"str": "text", "list": "a list", "dict": "an object"}.get(type(value).__name__, type(value).__name__)
+
+
+def _shortened(text: str, length: int = 200) -> str:
+    return text if len(text) <= length else text[:length] + "..."
+
+
+def _parse_rows(block: RowBlock, form: RecordFormat) -> ParsedBlock:
+    parsed = ParsedBlock()
+    name = block.source.name
+    has_column = form.text_key in block.columns or form.text_key.partition(".")[0] in block.columns
+    for number, row in enumerate(block.rows, block.start.line):
+        try:
+            if isinstance(row, str):
+                raise _BadRecordError(row)
+            if not has_column:
+                present = _shortened(", ".join(block.columns))
+                raise _BadRecordError(f"no column {form.text_key!r}; columns present: {present}")
+            text = _text_of(row, form.text_key)
+        except _BadRecordError as error:
+            parsed.rejects.append(Reject(name, number, 0, str(error)))
+            continue
+        record = Record(name, number, 0, text, _subset_of(row, form.subset_key))
+        (parsed.records if text else parsed.empty).append(record)
+    return parsed

@@ -1,0 +1,279 @@
+"""Shards of a dataset while they are written: pairs, document rows, counts, and where to go on.
+
+A shard is closed before the document that would take it over `shard_tokens`, so its bytes depend
+on the corpus alone, not on workers or on how often the run was killed. When a shard is closed,
+`unfinished/state.json` says what is counted so far and at which record the next one begins.
+"""
+
+import json
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from contracts.errors import RecordError
+from preprocessing.blocks import Position
+from preprocessing.encoding import DIGEST_BYTES, Damage, EncodedBlock
+from preprocessing.indexed_dataset import PairWriter
+from preprocessing.records import Reject
+from preprocessing.sources import SourceFile
+
+UNFINISHED = "unfinished"
+STATE = "state.json"
+REJECTS = "rejects.jsonl"
+DOCUMENTS = "documents.parquet"
+NO_SUBSET = "(none)"
+NUM_EXAMPLES = 10
+
+Rows = list[tuple[int, EncodedBlock, slice]]
+
+
+def shard_name(number: int) -> str:
+    return f"data-{number:05d}"
+
+
+@dataclass
+class Tally:
+    """What was counted, in total, by file and by subset; plain data, so that it can be saved.
+
+    Args:
+        counts: lines, documents, empty, filtered, rejected, tokens, bytes, and what was mended.
+        files: The same by number of the file.
+        subsets: documents, tokens, bytes by subset.
+        damaged: By number of the file, why its end is missing.
+        examples: The first places of some kinds of event.
+    """
+
+    counts: Counter[str] = field(default_factory=Counter)
+    files: dict[str, Counter[str]] = field(default_factory=dict)
+    subsets: dict[str, Counter[str]] = field(default_factory=dict)
+    damaged: dict[str, dict[str, Any]] = field(default_factory=dict)
+    examples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Tally":
+        def counters(group: str) -> dict[str, Counter[str]]:
+            return {name: Counter(counts) for name, counts in data[group].items()}
+
+        return cls(Counter(data["counts"]), counters("files"), counters("subsets"), data["damaged"], data["examples"])
+
+    def add(self, file: int, name: str, count: int) -> None:
+        self.counts[name] += count
+        self.files.setdefault(str(file), Counter())[name] += count
+
+    def add_example(self, kind: str, example: dict[str, Any]) -> None:
+        examples = self.examples.setdefault(kind, [])
+        if len(examples) < NUM_EXAMPLES:
+            examples.append(example)
+
+    def add_documents(self, file: int, block: EncodedBlock, part: slice) -> None:
+        """Count the documents of a block in `part`."""
+        numbers = {"documents": len(block.lengths[part]), "tokens": int(block.lengths[part].sum())}
+        numbers["bytes"] = int(block.sizes[part].sum())
+        for name, count in numbers.items():
+            self.add(file, name, count)
+        names = np.array([subset or NO_SUBSET for subset in block.subsets[part]], dtype=object)
+        for subset in dict.fromkeys(names):
+            chosen = names == subset
+            counts = self.subsets.setdefault(subset, Counter())
+            counts["documents"] += int(chosen.sum())
+            counts["tokens"] += int(block.lengths[part][chosen].sum())
+            counts["bytes"] += int(block.sizes[part][chosen].sum())
+
+
+class ShardWriter:
+    """Takes encoded blocks in order and writes shards; goes on where a killed run stopped.
+
+    Args:
+        folder: The dataset's folder.
+        stops_at_rejects: Raise RecordError at the first bad record.
+        is_resumed: Look for the state of a killed run.
+        on_close: Called with the number of finished shards.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        dtype: np.dtype[Any],
+        shard_tokens: int,
+        stops_at_rejects: bool,
+        is_resumed: bool,
+        on_close: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self._folder = folder
+        self._unfinished = folder / UNFINISHED
+        self._dtype = dtype
+        self._shard_tokens = shard_tokens
+        self._stops_at_rejects = stops_at_rejects
+        self._on_close = on_close
+        self.num_shards = 0
+        self.num_documents = 0
+        self.position = Position()
+        self.tally = Tally()
+        self._rows: Rows = []
+        self._pair: PairWriter | None = None
+        self._unfinished.mkdir(exist_ok=True)
+        rejects_bytes = self._load_state() if is_resumed else 0
+        self._rejects = (self._unfinished / REJECTS).open("ab")
+        self._rejects.truncate(rejects_bytes)
+
+    def _load_state(self) -> int:
+        try:
+            state = json.loads((self._unfinished / STATE).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return 0
+        self.num_shards, self.num_documents = state["shards"], state["documents"]
+        self.position = Position(**state["next"])
+        self.tally = Tally.from_dict(state["tally"])
+        return int(state["rejects_bytes"])
+
+    def write(self, block: EncodedBlock | Damage) -> None:
+        """Write one block.
+
+        Raises:
+            RecordError: It holds a bad record, and bad records stop the stage.
+        """
+        if isinstance(block, Damage):
+            self.tally.damaged[str(block.file)] = {"reason": block.reason, "is_truncated": block.is_truncated}
+            return
+        if block.rejects and self._stops_at_rejects:
+            first = block.rejects[0]
+            raise RecordError(first.file, first.line, first.reason)
+        totals = np.cumsum(block.lengths)
+        start = 0
+        from_line = 0
+        while start < len(totals):
+            pair = self._pair = self._pair or PairWriter(self._folder / shard_name(self.num_shards), self._dtype)
+            before = int(totals[start - 1]) if start else 0
+            room = before + self._shard_tokens - pair.num_tokens
+            stop = int(np.searchsorted(totals, room, side="right"))
+            if stop == start and pair.num_documents == 0:
+                stop = start + 1  # a document longer than a shard has one of its own
+            pair.append(block.ids[before : int(totals[stop - 1]) if stop else 0], block.lengths[start:stop])
+            self._rows.append((self.num_documents + pair.num_documents - (stop - start), block, slice(start, stop)))
+            self.tally.add_documents(block.end.file, block, slice(start, stop))
+            if stop < len(totals):
+                line, offset = int(block.lines[stop]), int(block.offsets[stop])
+                self._account(block, from_line, line)
+                from_line = line
+                self._close_shard(Position(block.end.file, line, offset))
+            start = stop
+        self._account(block, from_line, block.end.line)
+
+    def _account(self, block: EncodedBlock, from_line: int, to_line: int) -> None:
+        """Count what happened at the lines `from_line` up to `to_line`."""
+        file = block.end.file
+        for event in block.events:
+            if from_line <= event.line < to_line:
+                self.tally.add(file, event.name, event.count)
+                if event.name == "replaced_characters":
+                    self.tally.add(file, "replaced_records", 1)
+                if event.name == "round_trip_differs":
+                    self.tally.add_example(event.name, {"file_number": file, "line": event.line})
+        rejects = [reject for reject in block.rejects if from_line <= reject.line < to_line]
+        if rejects:
+            self._write_rejects(file, rejects)
+        self.tally.files.setdefault(str(file), Counter())["lines"] = to_line - 1
+
+    def _write_rejects(self, file: int, rejects: Sequence[Reject]) -> None:
+        self.tally.add(file, "rejected", len(rejects))
+        for reject in rejects:
+            row = {"file": reject.file, "line": reject.line, "byte_offset": reject.offset, "reason": reject.reason}
+            self._rejects.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+            self.tally.add_example("rejected", row)
+
+    def _close_shard(self, next_position: Position) -> None:
+        """Finish the current pair and its document rows, then note where the next one begins."""
+        if self._pair is None:
+            return
+        self._write_rows(self._unfinished / f"{shard_name(self.num_shards)}.parquet")
+        self.num_documents += self._pair.finish().num_documents
+        self._pair = None
+        self.num_shards += 1
+        self._rejects.flush()
+        os.fsync(self._rejects.fileno())
+        state = {
+            "shards": self.num_shards,
+            "documents": self.num_documents,
+            "next": asdict(next_position),
+            "rejects_bytes": self._rejects.tell(),
+            "tally": vars(self.tally),
+        }
+        temporary = self._unfinished / f"{STATE}.tmp"
+        temporary.write_text(json.dumps(state), encoding="utf-8")
+        temporary.replace(self._unfinished / STATE)
+        self._on_close(self.num_shards)
+
+    def _write_rows(self, path: Path) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        with pq.ParquetWriter(path, _schema(), compression="zstd") as writer:
+            for first, block, part in self._rows:
+                count = part.stop - part.start
+                digests = block.digests[part.start * DIGEST_BYTES : part.stop * DIGEST_BYTES]
+                columns = [
+                    pa.array(np.full(count, self.num_shards, dtype=np.int32)),
+                    pa.array(np.arange(first, first + count, dtype=np.int64)),
+                    pa.array(np.full(count, block.end.file, dtype=np.int32)),
+                    pa.array(block.lines[part]),
+                    pa.array(block.offsets[part]),
+                    pa.array(block.subsets[part], type=pa.string()),
+                    pa.array(block.sizes[part]),
+                    pa.array(block.lengths[part]),
+                    pa.FixedSizeBinaryArray.from_buffers(pa.binary(DIGEST_BYTES), count, [None, pa.py_buffer(digests)]),
+                ]
+                writer.write_batch(pa.record_batch(columns, schema=_schema()))
+        self._rows = []
+
+    def finish(self, files: Sequence[SourceFile]) -> None:
+        """Close the last shard and write `documents.parquet` and, if there are any, `rejects.jsonl`."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        self._close_shard(Position(len(files)))
+        self._rejects.close()
+        names = pa.array([file.name for file in files], type=pa.string())
+        temporary = self._folder / f"{DOCUMENTS}.tmp"
+        schema = _schema()
+        schema = schema.set(2, pa.field("file", pa.dictionary(pa.int32(), pa.string())))
+        with pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
+            for number in range(self.num_shards):
+                table = pq.read_table(self._unfinished / f"{shard_name(number)}.parquet")
+                numbers = table.column("file").combine_chunks()
+                table = table.set_column(2, schema.field(2), pa.DictionaryArray.from_arrays(numbers, names))
+                writer.write_table(table)
+        temporary.replace(self._folder / DOCUMENTS)
+        if self.tally.counts["rejected"]:
+            (self._unfinished / REJECTS).replace(self._folder / REJECTS)
+        shutil.rmtree(self._unfinished)
+
+    def close(self) -> None:
+        """Give up, leaving what a resumed run needs."""
+        self._rejects.close()
+        if self._pair is not None:
+            self._pair.close()
+
+
+def _schema() -> Any:
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            ("shard", pa.int32()),
+            ("document", pa.int64()),
+            ("file", pa.int32()),
+            ("line", pa.int64()),
+            ("byte_offset", pa.int64()),
+            ("subset", pa.string()),
+            ("bytes", pa.int64()),
+            ("tokens", pa.int64()),
+            ("digest", pa.binary(DIGEST_BYTES)),
+        ]
+    )
