@@ -15,12 +15,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from contracts.errors import InputError
-from training.config import LayoutConfig, ModelConfig, PretrainConfig
+from training.config import LayoutConfig, ModelConfig, Precision, PretrainConfig
 from training.dtensors import as_dtensors
 from training.gradients import LocalParameter, local_parameters
 from training.mesh import Mesh
@@ -41,7 +43,7 @@ from training.trainer import Trainer, build_stage
 OPTIMIZER_PREFIX = "optim."
 
 
-class SafeReader(dcp.FileSystemReader):
+class SafeReader(FileSystemReader):
     """Reads a checkpoint folder without unpickling anything but descriptions of tensors."""
 
     def read_metadata(self, *_args: Any, **_kwargs: Any) -> Metadata:
@@ -88,9 +90,9 @@ def save_checkpoint(trainer: Trainer, root: Path, *, keep_last: int) -> Path:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
     dist.barrier()
-    dcp.save(
+    save(
         state_tensors(trainer.parameters, trainer.mesh, trainer.optimizer),
-        storage_writer=dcp.FileSystemWriter(unfinished, single_file_per_rank=True, sync_files=True),
+        storage_writer=FileSystemWriter(unfinished, single_file_per_rank=True, sync_files=True),
     )
     digests = _digests_of_all_ranks(unfinished)
     if dist.get_rank() == 0:
@@ -111,7 +113,7 @@ def write_checkpoint(folder: Path, tensors: Mapping[str, Tensor], info: Checkpoi
     unfinished = folder.with_suffix(".tmp")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
-    dcp.save(dict(tensors), storage_writer=dcp.FileSystemWriter(unfinished, sync_files=True), no_dist=True)
+    save(dict(tensors), storage_writer=FileSystemWriter(unfinished, sync_files=True), no_dist=True)
     publish(unfinished, folder, replace(info, files=_digests(unfinished, unfinished.iterdir())))
 
 
@@ -171,7 +173,7 @@ def load_weights(stage: TransformerStage, mesh: Mesh, folder: Path) -> None:
 
 
 def load_model(
-    folder: Path, mesh: Mesh, *, precision: str = "float32", max_length: int | None = None
+    folder: Path, mesh: Mesh, *, precision: Precision = "float32", max_length: int | None = None
 ) -> TransformerStage:
     """Build this rank's stage of the model in a native step folder, at the mesh's layout, in eval mode.
 
@@ -198,7 +200,7 @@ def saved_layout(folder: Path) -> LayoutConfig:
 
 def _load(tensors: dict[str, Tensor], folder: Path) -> None:
     _check_same_model(tensors, folder)
-    dcp.load(tensors, storage_reader=SafeReader(folder))
+    load(tensors, storage_reader=SafeReader(folder))
 
 
 def _check_same_model(tensors: Mapping[str, Tensor], folder: Path) -> None:
@@ -249,5 +251,5 @@ def whole_tensors(folder: Path) -> dict[str, Tensor]:
         for name, entry in stored.items()
         if isinstance(entry, TensorStorageMetadata)
     }
-    dcp.load(tensors, storage_reader=SafeReader(folder), no_dist=True)
+    load(tensors, storage_reader=SafeReader(folder), no_dist=True)
     return tensors

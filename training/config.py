@@ -5,11 +5,12 @@ parallelism are part of a run's identity, since its checkpoints are cut by them;
 micro-batch size and recomputation are not, because the global batch fixes the result.
 """
 
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from contracts.configuration import Settings, execution
+from preprocessing.splits import parse_split
 
 Family = Literal["gpt2", "llama"]
 Precision = Literal["float32", "bf16", "float64"]
@@ -103,9 +104,7 @@ class ModelConfig(Settings):
                 f"head_dim ({self.head_dim}) is odd, and rotary positions turn pairs. Use an even head_dim."
             )
         if self.activation == "swiglu" and self.linear_bias:
-            raise ValueError(
-                "activation: swiglu goes with linear_bias: false (qkv_bias may be true). Set linear_bias: false."
-            )
+            raise ValueError("activation: swiglu goes with linear_bias: false (qkv_bias may be true).")
         return self
 
     @property
@@ -201,9 +200,7 @@ class PretrainConfig(Settings):
         "none", description="Activations computed again in backward: none, all but matrix products, or whole blocks."
     )
     seed: int = Field(1234, ge=0, description="Seed of initial weights, sample order and dropout.")
-    split: Annotated[tuple[float, ...], Field(min_length=3, max_length=3)] = Field(
-        (0.98, 0.02, 0.0), description="Shares of documents for training, validation and test."
-    )
+    split: str = Field("98,2,0", description="Weights of train, valid and test, by position in the dataset.")
     dataset_weights: tuple[float, ...] | None = Field(
         None, description="Share of each dataset in a blend; default: by their sizes."
     )
@@ -216,6 +213,18 @@ class PretrainConfig(Settings):
     device: Literal["auto", "cpu", "cuda"] = execution("auto", description="auto takes CUDA where there is a device.")
     timeout_s: PositiveInt = execution(1800, description="Seconds a rank waits for its peers before it gives up.")
 
+    @field_validator("split", mode="before")
+    @classmethod
+    def _as_text(cls, value: Any) -> Any:
+        # YAML and -s read `split: [98, 2, 0]` as a list; both forms mean the same.
+        return ",".join(str(item) for item in value) if isinstance(value, list | tuple) else value
+
+    @field_validator("split")
+    @classmethod
+    def _is_a_split(cls, value: str) -> str:
+        parse_split(value)
+        return value
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         check_layout(self.model, self.layout, seq_length=self.seq_length)
@@ -223,14 +232,14 @@ class PretrainConfig(Settings):
         model = self.model
         if model.position == "learned" and self.seq_length > model.max_position_embeddings:
             raise ValueError(
-                f"seq_length ({self.seq_length}) is above model.max_position_embeddings ({model.max_position_embeddings}). "
-                "Raise max_position_embeddings, or shorten seq_length."
+                f"seq_length ({self.seq_length}) is above model.max_position_embeddings "
+                f"({model.max_position_embeddings}). Raise max_position_embeddings, or shorten seq_length."
             )
         decay = self.optimizer.decay_steps or self.train_steps
         if self.optimizer.warmup_steps >= decay:
             raise ValueError(
-                f"optimizer.warmup_steps ({self.optimizer.warmup_steps}) leaves nothing of the {decay} steps to decay over. "
-                f"Use at most {decay - 1}."
+                f"optimizer.warmup_steps ({self.optimizer.warmup_steps}) leaves nothing of the {decay} steps to "
+                f"decay over. Use at most {decay - 1}."
             )
         return self
 
@@ -239,15 +248,16 @@ class PretrainConfig(Settings):
         per_pass = micro * dp
         if rows % per_pass:
             raise ValueError(
-                f"global_batch_size ({rows}) / (micro_batch_size ({micro}) x layout.data_parallel ({dp}) = {per_pass}) leaves a "
-                f"remainder of {rows % per_pass}. Nearest global_batch_size: {_multiples(rows, per_pass)}; or change "
+                f"global_batch_size ({rows}) / (micro_batch_size ({micro}) x layout.data_parallel ({dp}) = {per_pass}) "
+                f"leaves a remainder of {rows % per_pass}. Nearest global_batch_size: {_multiples(rows, per_pass)}; or change "
                 "micro_batch_size."
             )
         stages, passes = self.layout.pipeline_parallel, rows // per_pass
         if passes < stages:
             raise ValueError(
-                f"global_batch_size ({rows}) / ({micro} x {dp}) gives {passes} micro-batches, and layout.pipeline_parallel "
-                f"({stages}) needs at least {stages}. Use global_batch_size {stages * per_pass}, or a smaller micro_batch_size."
+                f"global_batch_size ({rows}) / ({micro} x {dp}) gives {passes} micro-batches, and "
+                f"layout.pipeline_parallel ({stages}) needs at least {stages}. "
+                f"Use global_batch_size {stages * per_pass}, or a smaller micro_batch_size."
             )
 
     @property
@@ -297,13 +307,13 @@ def check_layout(model: ModelConfig, layout: LayoutConfig, *, seq_length: int | 
         )
     if seq_length is not None and layout.sequence_parallel and seq_length % tp:
         raise ValueError(
-            f"seq_length ({seq_length}) / layout.tensor_parallel ({tp}) leaves a remainder of {seq_length % tp}. Nearest "
-            f"seq_length: {_multiples(seq_length, tp)}; or set layout.sequence_parallel: false."
+            f"seq_length ({seq_length}) / layout.tensor_parallel ({tp}) leaves a remainder of "
+            f"{seq_length % tp}. Nearest seq_length: {_multiples(seq_length, tp)}; or set layout.sequence_parallel: false."
         )
     if model.num_layers < pp:
         raise ValueError(
-            f"model.num_layers ({model.num_layers}) is below layout.pipeline_parallel ({pp}), and every stage needs a layer. "
-            f"Use pipeline_parallel {model.num_layers} or less."
+            f"model.num_layers ({model.num_layers}) is below layout.pipeline_parallel ({pp}), and every stage "
+            f"needs a layer. Use pipeline_parallel {model.num_layers} or less."
         )
     if model.is_gated and layout.shard != "none" and model.hidden_size % dp:
         raise ValueError(

@@ -4,6 +4,7 @@ The only use of `DTensor` views and of torch's private `_StridedShard`. Two rank
 dimension when a row-cut matrix is also sharded over dp: tp cuts first, dp cuts each part again.
 """
 
+import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
@@ -27,9 +28,10 @@ def as_dtensors(local: Tensor, parameter: LocalParameter, mesh: Mesh) -> dict[st
     stored = spec.stored()
     parts = local.chunk(len(stored), dim=0) if len(stored) > 1 else (local,)
     placements = _placements(dp_dim, spec.tp_dim, mesh.size("tp"))
+    axes = mesh.device_mesh["dp", "tp"]
     return {
         name: DTensor.from_local(
-            part, mesh.device_mesh["dp", "tp"], placements, run_check=False, shape=shape, stride=_strides(shape)
+            part, axes, placements, run_check=False, shape=torch.Size(shape), stride=_strides(shape)
         )
         for (name, shape), part in zip(stored, parts, strict=True)
     }

@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from contracts.errors import ConfigError
@@ -74,9 +75,10 @@ def build_mesh(layout: LayoutConfig, device: str = "cpu") -> Mesh:
     world_size = dist.get_world_size()
     if layout.world_size != world_size:
         pp, dp, tp = layout.pipeline_parallel, layout.data_parallel, layout.tensor_parallel
+        needed = layout.world_size
         raise ConfigError(
             f"layout.pipeline_parallel ({pp}) x layout.data_parallel ({dp}) x layout.tensor_parallel ({tp}) needs "
-            f"{layout.world_size} ranks, but {world_size} were started. Start {layout.world_size} ranks, or change a degree."
+            f"{needed} ranks, but {world_size} were started. Start {needed} ranks, or change a degree."
         )
     shape = (layout.pipeline_parallel, layout.data_parallel, layout.context_parallel, layout.tensor_parallel)
     device_mesh = init_device_mesh(device, shape, mesh_dim_names=AXES)
@@ -93,5 +95,5 @@ def init_ranks(device: str, *, timeout_s: int = 1800) -> None:
 
 def init_single_rank() -> None:
     """Start a process group of this process alone, without network settings, for tools that run at one rank."""
-    store = dist.HashStore()
+    store = HashStore()
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)

@@ -42,7 +42,7 @@ _CLASSES: dict[tuple[str, str], Any] = {
     )
 }
 _CLASSES[("torch", "Size")] = torch.Size
-_CLASSES[("torch.serialization", "_get_layout")] = torch.serialization._get_layout  # type: ignore[attr-defined]
+_CLASSES[("torch.serialization", "_get_layout")] = torch.serialization._get_layout
 for _name in ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath"):
     _CLASSES[("pathlib", _name)] = PurePosixPath  # where it was saved; never opened
     _CLASSES[("pathlib._local", _name)] = PurePosixPath

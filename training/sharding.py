@@ -4,6 +4,8 @@ So one path gives float32 (or float64) masters under any compute precision. `sha
 mesh of two axes, copies over dp and parts over cp, which has one rank.
 """
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -27,7 +29,7 @@ def shard_stage(stage: TransformerStage, mesh: Mesh, *, precision: Precision) ->
         reduce_dtype=master_dtype(precision),
         cast_forward_inputs=False,
     )
-    settings = {
+    settings: dict[str, Any] = {
         "mesh": mesh.device_mesh[names],
         "mp_policy": policy,
         "reshard_after_forward": shard == "parameters",
@@ -45,7 +47,7 @@ def shard_stage(stage: TransformerStage, mesh: Mesh, *, precision: Precision) ->
     return stage
 
 
-def _fused_matrices(stage: nn.Module) -> set[nn.Parameter]:
+def _fused_matrices(stage: TransformerStage) -> set[nn.Parameter]:
     specs = stage.param_specs
     return {p for path, p in stage.named_parameters() if specs[path].blocks and p.dim() > 1}
 

@@ -117,8 +117,9 @@ def find_latest(root: Path, *, digests: bool = False) -> tuple[StepFolder | None
         InputError: There are checkpoints and none is whole; names each and why. Going on from
             nothing would throw a run away silently.
     """
-    warnings = []
-    for item in (found := list_checkpoints(root, digests=digests)):
+    warnings: list[str] = []
+    found = list_checkpoints(root, digests=digests)
+    for item in found:
         if item.problem is None:
             return item, warnings + _tracker_warning(root, item.step)
         warnings.append(f"checkpoint {item.path.name} (step {item.step}) is passed over: {item.problem}")
