@@ -20,6 +20,7 @@ from contracts.fingerprint import Recipe
 from contracts.lease import lease_holder
 from contracts.lineage import Relative, ancestors, describe
 from contracts.metrics import Point, Replays, is_loggable, numbers, read_points
+from contracts.provenance import masked
 from contracts.store import ArtifactStore
 from contracts.tracking import CONTENT, FINGERPRINT, INPUTS, PATH, STAGE, DatasetUse, Number, RunView, Tracker
 
@@ -93,13 +94,15 @@ def _project(artifact: Artifact, store: ArtifactStore, tracker: Tracker) -> RunV
     if run is None:
         tags = run_tags(manifest.recipe, store.relative(artifact.path))
         run = tracker.create_run(artifact.name, tags, start_ms=_ms(manifest.provenance.get("started")))
+    finished_ms = _ms(manifest.provenance.get("finished"))
+    tracker.set_tags(run.run_id, {CONTENT: manifest.content})
+    tracker.set_status(run.run_id, "FINISHED", end_ms=finished_ms)
     relatives = ancestors(store, artifact)
     uses = _dataset_uses(artifact, relatives)
     left_out = log_settings(tracker, run, manifest.config)
     tracker.log_text(run.run_id, manifest.to_json(), "manifest.json")
     tracker.log_datasets(run, uses)
     push_history(tracker, run, artifact.path / METRICS_FILE)
-    finished_ms = _ms(manifest.provenance.get("finished"))
     models = {r.item.fingerprint: r.item for r in relatives if isinstance(r.item, Artifact) and r.item.kind in _MODELS}
     model_ids = {fp: _model_of(tracker, store, item) for fp, item in models.items()}
     own = None
@@ -114,14 +117,12 @@ def _project(artifact: Artifact, store: ArtifactStore, tracker: Tracker) -> RunV
         tracker.log_numbers(run.run_id, _summary_numbers(artifact, finished_ms))
     tracker.log_input_models(run, [i for i in model_ids.values() if i])
     tags = {
-        CONTENT: manifest.content,
         "mlflow.user": str(manifest.provenance.get("user", "")),
         "mlflow.source.git.commit": str(manifest.provenance.get("commit", "")),
         **({_LEFT_OUT: ", ".join(left_out)} if left_out else {}),
     }
     tracker.set_tags(run.run_id, tags)
     write_notes(tracker, store, artifact, relatives)
-    tracker.set_status(run.run_id, "FINISHED", end_ms=finished_ms)
     tracker.set_tags(run.run_id, {_PROJECTED: _VERSION})
     return run
 
@@ -142,7 +143,7 @@ def run_tags(recipe: Recipe, path: str) -> dict[str, str]:
 
 def log_settings(tracker: Tracker, run: RunView, config: Mapping[str, Any]) -> list[str]:
     """Log settings as flat parameters, and all of them in `config.json`; returns what is only there."""
-    tracker.log_text(run.run_id, json.dumps(config, indent=1, sort_keys=True, default=str), "config.json")
+    tracker.log_text(run.run_id, json.dumps(masked(config), indent=1, sort_keys=True, default=str), "config.json")
     return tracker.log_params(run, flatten(config) if config else {})
 
 
@@ -273,9 +274,8 @@ def _final_numbers(
             name = next((k for k in ("final_loss_nats", "loss_nats") if k in losses), next(iter(losses)))
             key, value, origin = f"final/{name}", losses[name], source
             break
-    trained_on = [use for use in uses if use.context == "training"] or [
-        use for use in uses if use.name.startswith("dataset/")
-    ]
+    datasets = [use for use in uses if use.name.startswith("dataset/")]
+    trained_on = [use for use in datasets if use.context == "training"] or datasets
     for use in trained_on:
         yield Number(key, value, time_ms, _step(origin), model_id, (use.name, use.digest))
 
@@ -299,8 +299,9 @@ def _evaluation_numbers(
             yield Number(name, value, time_ms)
             continue
         for model_id in model_ids or [None]:
-            for dataset in [*datasets] or [None]:
-                yield Number(name, value, time_ms, 0, model_id, dataset)
+            yield from (Number(name, value, time_ms, 0, model_id, dataset) for dataset in datasets)
+            if not datasets:
+                yield Number(name, value, time_ms, 0, model_id)
 
 
 def write_notes(tracker: Tracker, store: ArtifactStore, artifact: Artifact, relatives: list[Relative]) -> None:

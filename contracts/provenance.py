@@ -7,7 +7,7 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,13 @@ def without_secrets(arguments: Sequence[str]) -> list[str]:
 def is_secret_name(name: str) -> bool:
     """Tell names such as `hub_token` or `--password` from `eos_token` and `shard_tokens`."""
     return bool(_SECRET.search(name)) and not _VOCABULARY.search(name)
+
+
+def masked(config: Any) -> Any:
+    """Replace by *** the values of settings whose name says secret, at any depth."""
+    if isinstance(config, Mapping):
+        return {key: "***" if value and is_secret_name(str(key)) else masked(value) for key, value in config.items()}
+    return [masked(item) for item in config] if isinstance(config, list | tuple) else config
 
 
 def _commit(root: Path) -> str | None:

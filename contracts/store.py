@@ -22,7 +22,7 @@ from contracts.files import storage_error, sync, write_atomically
 from contracts.fingerprint import SHORT_HEX, Recipe, canonical_json
 from contracts.lease import LOCK, Holder, Lease, lease_holder
 from contracts.progress import Progress, SilentProgress
-from contracts.provenance import provenance
+from contracts.provenance import masked, provenance
 from contracts.workspace import PROGRESS, Workspace, clear_folder
 
 RECIPE = "recipe.json"
@@ -235,7 +235,7 @@ class ArtifactStore:
             fingerprint=recipe.fingerprint,
             content=content_digest(files),
             recipe=recipe,
-            config=dict(config or {}),
+            config=masked(config or {}),
             inputs={
                 name: InputEntry(item.fingerprint, item.kind, self.relative(item.path), item.manifest.content)
                 for name, item in inputs.items()

@@ -205,15 +205,34 @@ class Tracker:
         return left_out
 
     def log_numbers(self, run_id: str, numbers: Iterable[Number]) -> None:
-        """Log metrics in batches; the same number twice is one number to MLflow."""
+        """Log metrics in batches; a number that is there already is not logged again.
+
+        A model holds one number for each key, time and step: of several datasets, each later one
+        is dated a millisecond after the one before.
+        """
         from mlflow.entities import Metric
 
-        items = []
+        items: list[Any] = []
+        held: dict[str, set[tuple[str, int, str | None]]] = {}
+        dates: set[tuple[str, str, int, int]] = set()
         for n in numbers:
             name, digest = n.dataset or (None, None)
-            items.append(Metric(legal_key(n.key), n.value, n.time_ms, n.step, n.model_id, name, digest))
+            key, time_ms = legal_key(n.key), n.time_ms
+            if n.model_id is not None:
+                if n.model_id not in held:
+                    held[n.model_id] = self._numbers_of_model(n.model_id, run_id)
+                if (key, n.step, digest) in held[n.model_id]:
+                    continue
+                while (n.model_id, key, time_ms, n.step) in dates:
+                    time_ms += 1
+                dates.add((n.model_id, key, time_ms, n.step))
+            items.append(Metric(key, n.value, time_ms, n.step, n.model_id, name, digest))
         for start in range(0, len(items), _MAX_METRICS):
             self.call("log_batch", run_id, metrics=items[start : start + _MAX_METRICS])
+
+    def _numbers_of_model(self, model_id: str, run_id: str) -> set[tuple[str, int, str | None]]:
+        model = self.call("get_logged_model", model_id)
+        return {(m.key, m.step, m.dataset_digest) for m in model.metrics or [] if m.run_id == run_id}
 
     def log_datasets(self, run: RunView, uses: Sequence[DatasetUse]) -> None:
         """Name the datasets that went into a run."""
