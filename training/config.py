@@ -92,7 +92,8 @@ class ModelConfig(Settings):
         if self.head_dim == self.hidden_size // heads and self.hidden_size % heads:
             raise ValueError(
                 f"hidden_size ({self.hidden_size}) / num_attention_heads ({heads}) leaves a remainder of "
-                f"{self.hidden_size % heads}. {_choices('num_attention_heads', self.hidden_size, heads)}, or set head_dim."
+                f"{self.hidden_size % heads}. "
+                f"{_choices('num_attention_heads', self.hidden_size, heads)}, or set head_dim."
             )
         if heads % groups:
             raise ValueError(
@@ -249,8 +250,8 @@ class PretrainConfig(Settings):
         if rows % per_pass:
             raise ValueError(
                 f"global_batch_size ({rows}) / (micro_batch_size ({micro}) x layout.data_parallel ({dp}) = {per_pass}) "
-                f"leaves a remainder of {rows % per_pass}. Nearest global_batch_size: {_multiples(rows, per_pass)}; or change "
-                "micro_batch_size."
+                f"leaves a remainder of {rows % per_pass}. "
+                f"Nearest global_batch_size: {_multiples(rows, per_pass)}; or change micro_batch_size."
             )
         stages, passes = self.layout.pipeline_parallel, rows // per_pass
         if passes < stages:
@@ -308,7 +309,8 @@ def check_layout(model: ModelConfig, layout: LayoutConfig, *, seq_length: int | 
     if seq_length is not None and layout.sequence_parallel and seq_length % tp:
         raise ValueError(
             f"seq_length ({seq_length}) / layout.tensor_parallel ({tp}) leaves a remainder of "
-            f"{seq_length % tp}. Nearest seq_length: {_multiples(seq_length, tp)}; or set layout.sequence_parallel: false."
+            f"{seq_length % tp}. "
+            f"Nearest seq_length: {_multiples(seq_length, tp)}; or set layout.sequence_parallel: false."
         )
     if model.num_layers < pp:
         raise ValueError(

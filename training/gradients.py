@@ -76,14 +76,17 @@ class GradientFinisher:
         for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
             gradient.copy_(part.view_as(gradient))
 
-    def norm_and_loss(self, gradients: list[Tensor], loss_sum: Tensor) -> tuple[float, float]:
-        """Norm of the whole model's gradient and the loss summed over all ranks, in one collective.
+    def agree(
+        self, gradients: list[Tensor], loss_sum: Tensor, *, wants_to_stop: bool = False
+    ) -> tuple[float, float, bool]:
+        """Norm of the whole model's gradient, the loss over all ranks, and whether any rank wants to stop.
 
         Every parameter counts once, however many ranks hold it.
 
         Args:
             gradients: From `finish`.
             loss_sum: This rank's share of the loss; zero on all stages but the last.
+            wants_to_stop: This rank was asked to save and end; all must do so after the same step.
         """
         is_first_tp, is_first_dp = self.mesh.rank("tp") == 0, self.mesh.rank("dp") == 0
         counted = [
@@ -94,15 +97,16 @@ class GradientFinisher:
             and (self.mesh.layout.shard != "none" or is_first_dp)
             and gradient.numel()
         ]
-        sums = torch.zeros(2, dtype=torch.float64, device=self.mesh.device)
+        sums = torch.zeros(3, dtype=torch.float64, device=self.mesh.device)
         if counted:
             norms = torch.stack(torch._foreach_norm(counted))
             sums[0] = norms.double().square().sum()
         if self.mesh.is_last_stage and is_first_tp:
             sums[1] = loss_sum.double()
+        sums[2] = float(wants_to_stop)
         dist.all_reduce(sums)
-        squared, loss = sums.tolist()
-        return squared**0.5, loss
+        squared, loss, stops = sums.tolist()
+        return squared**0.5, loss, stops > 0
 
 
 def clip(gradients: list[Tensor], norm: float, limit: float) -> None:

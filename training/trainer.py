@@ -1,10 +1,12 @@
 """One rank's part of a training run: model, optimizer and position, and one optimizer step of it."""
 
+import math
 import time
 from dataclasses import dataclass
 
 import torch
 
+from contracts.errors import ShardlineError
 from training.config import PretrainConfig
 from training.data import SampleSource, read_batch, step_sample_ids
 from training.gradients import GradientFinisher, clip, local_parameters
@@ -26,6 +28,7 @@ class StepResult:
         gradient_norm: Before clipping.
         learning_rate: Used by the update.
         data_wait_s: Time this rank spent reading its rows.
+        stop_requested: Some rank was asked to save and end.
     """
 
     step: int
@@ -33,6 +36,7 @@ class StepResult:
     gradient_norm: float
     learning_rate: float
     data_wait_s: float
+    stop_requested: bool = False
 
 
 class Trainer:
@@ -49,8 +53,12 @@ class Trainer:
         self.step = 0
         self.consumed_samples = 0
 
-    def train_step(self, source: SampleSource) -> StepResult:
-        """Take the next global batch from `source` and update the parameters."""
+    def train_step(self, source: SampleSource, *, wants_to_stop: bool = False) -> StepResult:
+        """Take the next global batch from `source` and update the parameters.
+
+        Raises:
+            ShardlineError: The loss or the gradient is not finite; nothing was updated.
+        """
         config = self.config
         started = time.perf_counter()
         sample_ids = step_sample_ids(self.consumed_samples, config, self.mesh.rank("dp"))
@@ -59,14 +67,24 @@ class Trainer:
         num_tokens = config.global_batch_size * config.seq_length
         loss_share = self.engine.run(batch.inputs, batch.labels, batch.row_ids, num_tokens=num_tokens)
         gradients = self.finisher.finish()
-        norm, loss_sum = self.finisher.norm_and_loss(gradients, loss_share)
+        norm, loss_sum, stops = self.finisher.agree(gradients, loss_share, wants_to_stop=wants_to_stop)
+        self._check_finite(loss_sum / num_tokens, norm)
         clip(gradients, norm, config.optimizer.clip_grad)
         lr = learning_rate(self.step + 1, config.optimizer, config.train_steps)
         self.optimizer.step(gradients, lr)
         self._clear_gradients()
         self.step += 1
         self.consumed_samples += config.global_batch_size
-        return StepResult(self.step, loss_sum / num_tokens, norm, lr, data_wait_s)
+        return StepResult(self.step, loss_sum / num_tokens, norm, lr, data_wait_s, stops)
+
+    def _check_finite(self, loss_nats: float, norm: float) -> None:
+        if math.isfinite(loss_nats) and math.isfinite(norm):
+            return
+        raise ShardlineError(
+            f"Step {self.step + 1}: the loss is {loss_nats:g} nats and the gradient norm {norm:g}, so no update "
+            f"was made. Lower optimizer.lr (now up to {self.config.optimizer.lr:g}), lengthen "
+            "optimizer.warmup_steps, or set optimizer.clip_grad; the run then goes on from its last checkpoint under a new name."
+        )
 
     def _clear_gradients(self) -> None:
         for parameter in self.parameters:

@@ -1,0 +1,169 @@
+"""What a run will need, from its settings alone: parameters, memory per rank, operations, bubble. No torch.
+
+Memory is an estimate of tensors that training holds on purpose; allocators, communication buffers
+and the framework itself come on top.
+"""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from training.config import PretrainConfig
+from training.flops import parameter_count, step_flops_per_token
+from training.parameters import stage_layers, stored_parameters
+
+GIB = 2**30
+# Bytes per token and hidden unit that a block keeps for backward at 16 bits without its attention scores,
+# which fused attention never holds (Korthikanti et al. 2022, arXiv:2205.05198, equation 1).
+_KEPT_PER_BLOCK = 34
+_KEPT_SELECTIVE = 20
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Needs of a run. Memory in bytes, on the rank that needs most.
+
+    Args:
+        parameters: Of the whole model.
+        parameters_per_rank: Of the largest stage, on one tensor-parallel rank.
+        weights_bytes: Masters, and the copy that the layers compute with.
+        gradients_bytes: In the masters' precision.
+        optimizer_bytes: Two moments.
+        activations_bytes: Kept for backward, of all micro-batches in flight.
+        flops_per_token: Forward and backward.
+        total_flops: Of the run.
+        tokens: Of the run.
+        bubble: Share of a step in which a pipeline stage waits.
+        checkpoint_bytes: One checkpoint on disk, with the optimizer.
+    """
+
+    parameters: int
+    parameters_per_rank: int
+    weights_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    activations_bytes: int
+    flops_per_token: int
+    total_flops: int
+    tokens: int
+    bubble: float
+    checkpoint_bytes: int
+    num_ranks: int
+    num_micro_batches: int
+
+    @property
+    def memory_per_rank_bytes(self) -> int:
+        return self.weights_bytes + self.gradients_bytes + self.optimizer_bytes + self.activations_bytes
+
+    def as_data(self) -> dict[str, Any]:
+        return {**asdict(self), "memory_per_rank_bytes": self.memory_per_rank_bytes}
+
+    def as_lines(self, flops_per_s: float | None = None) -> dict[str, str]:
+        """Name each number for a person; time too, when the speed of one device is given."""
+        lines = {
+            "parameters": f"{self.parameters:,}",
+            "parameters on a rank": f"{self.parameters_per_rank:,}",
+            "ranks": str(self.num_ranks),
+            "tokens of the run": f"{self.tokens:,}",
+            "memory per rank": _size(self.memory_per_rank_bytes),
+            "  weights": _size(self.weights_bytes),
+            "  gradients": _size(self.gradients_bytes),
+            "  optimizer": _size(self.optimizer_bytes),
+            "  activations": _size(self.activations_bytes),
+            "operations per token": f"{self.flops_per_token:.3g} FLOP",
+            "operations of the run": f"{self.total_flops:.3g} FLOP",
+            "micro-batches per step": str(self.num_micro_batches),
+            "pipeline bubble": f"{100 * self.bubble:.1f} %",
+            "one checkpoint": _size(self.checkpoint_bytes),
+        }
+        for speed, name in ((1e11, "100 GFLOP/s (two CPU cores)"), (4e14, "400 TFLOP/s (a Hopper GPU at 40 %)")):
+            lines[f"time at {name} a rank"] = _duration(self.seconds(speed))
+        if flops_per_s is not None:
+            lines["time on this machine"] = _duration(self.seconds(flops_per_s))
+        return lines
+
+    def seconds(self, flops_per_s: float) -> float:
+        """Time of the run when each rank does `flops_per_s`, the pipeline's waiting included."""
+        return self.total_flops / (flops_per_s * self.num_ranks) / (1.0 - self.bubble)
+
+
+def estimate(config: PretrainConfig) -> Estimate:
+    """Estimate the needs of a run; `config.model.vocab_size` must be set.
+
+    Raises:
+        ValueError: It is not.
+    """
+    model, layout = config.model, config.layout
+    here = _parameters_per_rank(config)
+    master = 8 if config.precision == "float64" else 4
+    compute = 2 if config.precision == "bf16" else master
+    dp = layout.data_parallel
+    sharded = 1 if layout.shard == "none" else dp
+    # Parameters are gathered for a pass; with shard: parameters only about a block at a time is.
+    gathered = here // max(1, model.num_layers // layout.pipeline_parallel) if layout.shard == "parameters" else here
+    accumulated = 0 if layout.shard in ("gradients", "parameters") else here
+    flops = step_flops_per_token(model, config.seq_length)
+    tokens = config.train_steps * config.global_batch_size * config.seq_length
+    stages, passes = layout.pipeline_parallel, config.num_micro_batches
+    parameters = parameter_count(model)
+    return Estimate(
+        parameters=parameters,
+        parameters_per_rank=here,
+        weights_bytes=here * master // sharded + gathered * compute,
+        gradients_bytes=accumulated * master + here * master // sharded,
+        optimizer_bytes=2 * here * master // sharded,
+        activations_bytes=_activations(config, compute),
+        flops_per_token=flops,
+        total_flops=flops * tokens,
+        tokens=tokens,
+        bubble=(stages - 1) / (passes + stages - 1),
+        checkpoint_bytes=3 * parameters * master,
+        num_ranks=layout.world_size,
+        num_micro_batches=passes,
+    )
+
+
+def _parameters_per_rank(config: PretrainConfig) -> int:
+    """Parameters of the stage that holds most, on one tensor-parallel rank."""
+    model, layout = config.model, config.layout
+    stages, tp = layout.pipeline_parallel, layout.tensor_parallel
+    owner = {layer: s for s in range(stages) for layer in stage_layers(model.num_layers, stages, s)}
+    held = [0] * stages
+    for name, (shape, tp_dim) in stored_parameters(model).items():
+        part = math.prod(shape) // (tp if tp_dim is not None else 1)
+        if name.startswith("layers."):
+            held[owner[int(name.split(".")[1])]] += part
+        elif name.startswith("embedding."):
+            held[0] += part
+            if name == "embedding.word.weight" and model.tied_embeddings and stages > 1:
+                held[-1] += part
+        else:
+            held[-1] += part
+    return max(held)
+
+
+def _activations(config: PretrainConfig, bytes_per_number: int) -> int:
+    model, layout = config.model, config.layout
+    tp = layout.tensor_parallel
+    unit = config.seq_length * config.micro_batch_size * model.hidden_size * bytes_per_number // 2
+    if config.recompute == "full":
+        per_layer, once = 2 * unit // (tp if layout.sequence_parallel else 1), _KEPT_PER_BLOCK * unit // tp
+    else:
+        kept = _KEPT_PER_BLOCK if config.recompute == "none" else _KEPT_SELECTIVE
+        # Without sequence parallelism the norms, dropouts and residuals (10 of the 34) are not cut.
+        per_layer = kept * unit // tp if layout.sequence_parallel else (10 + (kept - 10) // tp) * unit
+        once = 0
+    layers = len(stage_layers(model.num_layers, layout.pipeline_parallel, 0))
+    in_flight = min(layout.pipeline_parallel, config.num_micro_batches)
+    return in_flight * layers * per_layer + once
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / GIB:.2f} GiB" if size_bytes >= GIB / 10 else f"{size_bytes / 2**20:.1f} MiB"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    hours = seconds / 3600
+    return f"{seconds / 60:.0f} min" if hours < 2 else f"{hours:.1f} h" if hours < 48 else f"{hours / 24:.1f} days"

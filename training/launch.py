@@ -1,0 +1,218 @@
+"""Starts the ranks of a job with torchrun, watches them, and leaves none behind. Never imports torch.
+
+The ranks run in a session of their own. When the launcher is asked to stop, it first asks them to
+save (a stop file), then terminates, then kills. When it is killed itself, the kernel tells them.
+`python -m training.launch PARENT -- ...` is the first process of that session.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from contracts.errors import ConfigError, InputError, ShardlineError
+
+_PR_SET_PDEATHSIG = 1
+_POLL_S = 0.2
+_TERMINATE_S = 35.0  # torchrun itself waits 30 s between asking its ranks to end and killing them
+LOG_DIR_VARIABLE = "SHARDLINE_LOG_DIR"
+
+
+class _Terminated(BaseException):
+    """SIGTERM reached the launcher."""
+
+
+def run_ranks(
+    module: str,
+    arguments: Sequence[str],
+    *,
+    nproc: int,
+    log_dir: Path,
+    threads_per_rank: int = 0,
+    stop_file: Path | None = None,
+    grace_s: float = 60.0,
+    on_poll: Callable[[], None] | None = None,
+) -> None:
+    """Run `python -m module arguments...` on `nproc` ranks of this machine and wait for them.
+
+    Args:
+        module: Its `main` should be called through `rank_main`.
+        nproc: Ranks.
+        log_dir: Receives `rank-N.log` and `launcher.log`; older ones are kept as `*.log.1`.
+        threads_per_rank: CPU threads of a rank; 0 shares the cores evenly.
+        stop_file: Made when the launcher is interrupted, to ask the ranks to save and end.
+        grace_s: Time they get for that.
+        on_poll: Called a few times a second while the ranks run.
+
+    Raises:
+        ShardlineError: A rank failed; has its message, or its last line, and the log's path. The
+            kind of error is that of the rank.
+    """
+    _prepare_logs(log_dir)
+    if stop_file is not None:
+        stop_file.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "training.launch", str(os.getpid()), "--standalone", "--nnodes=1"]
+    command += [f"--nproc-per-node={nproc}", "-m", module, *arguments]
+    with (log_dir / "launcher.log").open("wb") as log, _termination_as_exception():
+        process = subprocess.Popen(
+            command,
+            env=_environment(nproc, threads_per_rank, log_dir),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            while process.poll() is None:
+                if on_poll is not None:
+                    on_poll()
+                time.sleep(_POLL_S)
+        except BaseException:
+            _stop(process, stop_file, grace_s)
+            raise
+        finally:
+            _kill_session(process)
+    if on_poll is not None:
+        on_poll()
+    if process.returncode != 0:
+        raise _failure(log_dir, process.returncode)
+
+
+@contextlib.contextmanager
+def _termination_as_exception() -> Iterator[None]:
+    """Turn SIGTERM into an exception where nobody else handles it, so that the ranks can be stopped."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def terminate(_number: int, _frame: FrameType | None) -> NoReturn:
+        raise _Terminated
+
+    signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    except _Terminated:
+        raise SystemExit(128 + signal.SIGTERM) from None
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _environment(nproc: int, threads_per_rank: int, log_dir: Path) -> dict[str, str]:
+    threads = threads_per_rank or max(1, len(os.sched_getaffinity(0)) // nproc)
+    return {
+        "GLOO_SOCKET_IFNAME": "lo",
+        **os.environ,
+        "OMP_NUM_THREADS": str(threads),
+        "PYTHONSAFEPATH": "1",
+        "PYTHONUNBUFFERED": "1",
+        LOG_DIR_VARIABLE: str(log_dir.resolve()),
+    }
+
+
+def _prepare_logs(log_dir: Path) -> None:
+    log_dir.mkdir(parents=True, exist_ok=True)
+    for path in log_dir.glob("*.log"):
+        path.replace(path.with_suffix(".log.1"))
+    for path in log_dir.glob("rank-*.error.json"):
+        path.unlink()
+
+
+def _stop(process: subprocess.Popen[bytes], stop_file: Path | None, grace_s: float) -> None:
+    if stop_file is not None:
+        with contextlib.suppress(OSError):
+            stop_file.touch()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(grace_s)
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_TERMINATE_S)
+
+
+def _kill_session(process: subprocess.Popen[bytes]) -> None:
+    """Kill what is left of the session; ranks in sessions of their own die with their parent."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _failure(log_dir: Path, returncode: int) -> ShardlineError:
+    """Make one error of what the ranks wrote down: the user's mistakes first, then the earliest."""
+    records = []
+    for path in sorted(log_dir.glob("rank-*.error.json")):
+        with contextlib.suppress(OSError, ValueError):
+            records.append(json.loads(path.read_text(encoding="utf-8")))
+    if not records:
+        how = f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
+        return ShardlineError(f"The ranks ended with {how} and left no message. See {log_dir}/launcher.log.")
+    first = min(records, key=lambda record: (record["kind"] is None, record["time"]))
+    kind = {"ConfigError": ConfigError, "InputError": InputError}.get(first["kind"] or "", ShardlineError)
+    if first["kind"] is not None:
+        return kind(first["message"])
+    return ShardlineError(f"Rank {first['rank']} failed: {first['message']}. See {first['log']}.")
+
+
+def rank_main(main: Callable[[list[str]], Any]) -> int:
+    """Run a rank's program: output goes to its log, and an error is written down for the launcher.
+
+    Returns:
+        The exit code.
+    """
+    die_with_parent(signal.SIGKILL)
+    rank = os.environ.get("RANK", "0")
+    folder = os.environ.get(LOG_DIR_VARIABLE)
+    log = Path(folder) / f"rank-{rank}.log" if folder else None
+    if log is not None:
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        os.close(descriptor)
+    try:
+        main(sys.argv[1:])
+    except Exception as error:
+        traceback.print_exc()
+        if log is not None:
+            is_known = isinstance(error, ShardlineError)
+            message = str(error) if is_known else f"{type(error).__name__}: {_first_line(error)}"
+            kind = type(error).__name__ if is_known else None
+            record = {"rank": int(rank), "kind": kind, "message": message, "log": str(log), "time": time.time()}
+            log.with_suffix(".error.json").write_text(json.dumps(record), encoding="utf-8")
+        return 1
+    return 0
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else "no message"
+
+
+def die_with_parent(number: int) -> None:
+    """Ask the kernel for a signal when the parent process ends, however it ends (Linux only)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+
+
+def _run_torchrun() -> None:
+    parent = int(sys.argv[1])
+    die_with_parent(signal.SIGTERM)
+    if os.getppid() != parent:  # the launcher died before the line above took effect
+        raise SystemExit(1)
+    sys.argv = ["torchrun", *sys.argv[2:]]
+    runpy.run_module("torch.distributed.run", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    _run_torchrun()

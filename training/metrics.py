@@ -1,0 +1,85 @@
+"""The run's record: `metrics.jsonl`, one line per logged step, written by rank 0 and read by everyone else.
+
+A line has step, time, loss_nats, gradient_norm, learning_rate, tokens (all so far), tokens_per_s,
+model_flops_per_s, matmul_peak_share, data_wait_s and memory_bytes. After a resume the lines of
+steps that are done again are cut off first. Never imports torch.
+"""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+METRICS = "metrics.jsonl"
+
+
+class MetricsWriter:
+    """Appends lines; each is in the file when `write` returns."""
+
+    def __init__(self, path: Path, *, after_step: int) -> None:
+        cut(path, after_step)
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, step: int, **numbers: float) -> None:
+        self._file.write(json.dumps({"step": step, "time": time.time(), **numbers}) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+
+def cut(path: Path, after_step: int) -> None:
+    """Remove the lines of later steps, and a half-written last line."""
+    if not path.exists():
+        return
+    kept = [json.dumps(line) for line in read(path) if line["step"] <= after_step]
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+    temporary.replace(path)
+
+
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the whole lines of a metrics file; none if it does not exist."""
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            try:
+                data = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(data, dict) and "step" in data:
+                yield data
+
+
+class LastLine:
+    """Follows a growing metrics file and gives its newest line."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._rest = b""
+
+    def newest(self) -> dict[str, Any] | None:
+        """Return the newest whole line since the last call; None if there is none."""
+        try:
+            with self._path.open("rb") as file:
+                if os.fstat(file.fileno()).st_size < self._offset:
+                    self._offset, self._rest = 0, b""
+                file.seek(self._offset)
+                data = file.read()
+        except OSError:
+            return None
+        self._offset += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in reversed(lines):
+            try:
+                found = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(found, dict):
+                return found
+        return None

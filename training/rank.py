@@ -1,0 +1,206 @@
+"""One rank of a training run: `python -m training.rank JOB.json`, started by torchrun.
+
+In: a job file that the stage wrote. Out, from rank 0: `metrics.jsonl`, step folders and
+`logs/result.json`. The heavy imports come after the log is open, so that their errors are kept too.
+"""
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from training.config import PretrainConfig
+from training.flops import step_flops_per_token
+from training.launch import rank_main
+from training.metrics import METRICS, MetricsWriter
+
+if TYPE_CHECKING:
+    from training.data import SampleSource
+    from training.trainer import StepResult, Trainer
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a rank is told.
+
+    Args:
+        config: The settings, vocabulary size included, as plain data.
+        output: Folder of the artifact.
+        index: Folder of the index artifact.
+        resume_from: Step folder to go on from; None starts from the seed.
+        stop_file: When it appears, the run saves and ends.
+        has_validation: The index has validation samples.
+    """
+
+    config: dict[str, Any]
+    output: str
+    index: str
+    resume_from: str | None
+    stop_file: str
+    has_validation: bool
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> "Job":
+        return cls(**json.loads(path.read_text(encoding="utf-8")))
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended on this start; rank 0 leaves it in `logs/result.json`."""
+
+    step: int
+    loss_nats: float | None
+    valid_loss_nats: float | None
+    matmul_peak_flops: float
+    tokens_per_s: float | None
+
+
+class _StopRequest:
+    """Whether this rank was asked to save and end: by SIGTERM, or (rank 0 looks) by the stop file."""
+
+    def __init__(self, stop_file: Path, *, looks: bool) -> None:
+        self._file = stop_file
+        self._looks = looks
+        self._signalled = False
+        signal.signal(signal.SIGTERM, self._on_signal)
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        self._signalled = True
+
+    def __call__(self) -> bool:
+        return self._signalled or (self._looks and self._file.exists())
+
+
+def main(arguments: list[str]) -> None:
+    """Train as the job file says."""
+    train(Job.read(Path(arguments[0])), _open_samples)
+
+
+def _open_samples(job: Job, split: str) -> "SampleSource":
+    from preprocessing.samples import GPTSamples
+
+    source: SampleSource = GPTSamples(Path(job.index), split)
+    return source
+
+
+def train(job: Job, open_samples: Callable[[Job, str], "SampleSource"]) -> None:
+    """Join the other ranks, train until the last step or a request to stop, and leave a checkpoint.
+
+    Args:
+        open_samples: Opens the samples of a split ("train", "valid") of the job's index.
+    """
+    config = PretrainConfig.model_validate(job.config)
+    import torch.distributed as dist
+
+    from training.checkpoint import load_checkpoint
+    from training.mesh import build_mesh, init_ranks
+    from training.trainer import Trainer, full_precision_matmul
+
+    device = _device(config)
+    init_ranks(device, timeout_s=config.timeout_s)
+    mesh = build_mesh(config.layout, device)
+    full_precision_matmul(mesh.device)
+    trainer = Trainer(config, mesh)
+    if job.resume_from is not None:
+        load_checkpoint(trainer, Path(job.resume_from))
+    train_source = open_samples(job, "train")
+    valid_source = open_samples(job, "valid") if job.has_validation else None
+    result = run(trainer, job, train_source, valid_source)
+    if dist.get_rank() == 0:
+        (Path(job.output) / "logs" / "result.json").write_text(json.dumps(asdict(result)), encoding="utf-8")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _device(config: PretrainConfig) -> str:
+    if config.device != "auto":
+        return config.device
+    import torch
+
+    return "cuda" if torch.cuda.device_count() >= config.layout.world_size else "cpu"
+
+
+def run(trainer: "Trainer", job: Job, train_source: "SampleSource", valid_source: "SampleSource | None") -> Result:
+    """Train to the end or to a request to stop, saving on the way; every rank calls it."""
+    import torch.distributed as dist
+
+    from training.checkpoint import save_checkpoint
+    from training.measure import matmul_peak_flops
+    from training.model import compute_dtype
+    from training.validation import validation_loss
+
+    config, output = trainer.config, Path(job.output)
+    peak = matmul_peak_flops(trainer.mesh.device, compute_dtype(config.precision))
+    recorder = _Recorder(trainer, output, peak) if dist.get_rank() == 0 else None
+    request = _StopRequest(Path(job.stop_file), looks=dist.get_rank() == 0)
+    step: StepResult | None = None
+    valid_loss: float | None = None
+    training_s = 0.0
+    while trainer.step < config.train_steps:
+        started = time.perf_counter()
+        step = trainer.train_step(train_source, wants_to_stop=request())
+        training_s += time.perf_counter() - started
+        is_end = trainer.step == config.train_steps
+        if is_end or step.stop_requested or trainer.step % config.checkpoint_interval == 0:
+            save_checkpoint(trainer, output, keep_last=config.keep_last)
+        if is_end and valid_source is not None:
+            valid_loss = validation_loss(trainer, valid_source)
+        if recorder is not None and (is_end or trainer.step % config.log_interval == 0):
+            recorder.record(step, training_s, valid_loss)
+        if step.stop_requested:
+            break
+    speed = recorder.tokens_per_s if recorder is not None else None
+    if recorder is not None:
+        recorder.close()
+    return Result(trainer.step, step.loss_nats if step else None, valid_loss, peak, speed)
+
+
+class _Recorder:
+    """Writes the metrics of rank 0."""
+
+    def __init__(self, trainer: "Trainer", output: Path, peak: float) -> None:
+        config = trainer.config
+        self.trainer = trainer
+        self.peak = peak
+        self.tokens_per_step = config.global_batch_size * config.seq_length
+        self.flops_per_token = step_flops_per_token(config.model, config.seq_length)
+        self.writer = MetricsWriter(output / METRICS, after_step=trainer.step)
+        self.since_s, self.since_step = 0.0, trainer.step
+        self.tokens_per_s: float | None = None
+
+    def record(self, step: "StepResult", training_s: float, valid_loss: float | None) -> None:
+        """Write a line; rates are means since the line before, without the time of saving and validating."""
+        from training.measure import peak_memory_bytes
+
+        rate = (step.step - self.since_step) * self.tokens_per_step / (training_s - self.since_s)
+        self.since_s, self.since_step, self.tokens_per_s = training_s, step.step, rate
+        flops = rate * self.flops_per_token
+        extra = {} if valid_loss is None else {"valid_loss_nats": valid_loss}
+        self.writer.write(
+            step.step,
+            loss_nats=step.loss_nats,
+            gradient_norm=step.gradient_norm,
+            learning_rate=step.learning_rate,
+            tokens=step.step * self.tokens_per_step,
+            tokens_per_s=rate,
+            model_flops_per_s=flops,
+            matmul_peak_share=flops / (self.peak * self.trainer.config.layout.world_size),
+            data_wait_s=step.data_wait_s,
+            memory_bytes=peak_memory_bytes(self.trainer.mesh.device),
+            **extra,
+        )
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+if __name__ == "__main__":
+    sys.exit(rank_main(main))

@@ -1,0 +1,213 @@
+"""The stage `pretrain`: datasets in, a checkpoint artifact out. Importing it is cheap; ranks import torch.
+
+The artifact holds step folders, `metrics.jsonl` and logs. The stage builds the sample indices
+first, on the CPU, as an artifact of their own; then it starts the ranks and shows how far they are.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from contracts.artifact import MANIFEST, Artifact, read_artifact
+from contracts.errors import ConfigError, ShardlineError
+from contracts.stage import Stage
+from contracts.store import ArtifactStore
+from contracts.workspace import Workspace
+from preprocessing.config import IndexConfig
+from preprocessing.splits import parse_split
+from training.config import PretrainConfig, with_vocab_size
+from training.flops import parameter_count, step_flops_per_token
+from training.launch import run_ranks
+from training.metrics import METRICS, LastLine, read
+from training.rank import Job
+from training.step_folders import StepFolder, find_latest, read_info, step_folder_name
+
+LOGS = "logs"
+
+
+def pretrain(settings: PretrainConfig, inputs: Mapping[str, Artifact], workspace: Workspace) -> dict[str, Any]:
+    """Train the model of `settings` on the datasets; goes on where an interrupted run left a checkpoint.
+
+    Args:
+        inputs: `dataset0`, `dataset1`, ...; else `settings.datasets` names them by path.
+
+    Raises:
+        ConfigError: The settings do not fit the datasets.
+        ShardlineError: A rank failed, or the run was asked to stop before its last step.
+    """
+    datasets = _datasets(settings, inputs)
+    settings = _with_vocabulary(settings, datasets)
+    index = _index(settings, inputs, workspace)
+    latest = _newest_checkpoint(workspace)
+    if latest is None or latest.step < settings.train_steps:
+        _train(settings, index, latest, workspace)
+    return _summary(settings, index, workspace)
+
+
+def _datasets(settings: PretrainConfig, inputs: Mapping[str, Artifact]) -> list[Artifact]:
+    """The dataset artifacts; plain .bin/.idx prefixes have none."""
+    found = [inputs[name] for name in sorted(inputs, key=_number) if name.startswith("dataset")]
+    if found or not settings.datasets:
+        if not found:
+            raise ConfigError("pretrain has no dataset. Give one or more with --dataset, or set pretrain.datasets.")
+        return found
+    paths = [Path(text).expanduser() for text in settings.datasets]
+    return [read_artifact(path) for path in paths if (path / MANIFEST).is_file()]
+
+
+def _number(name: str) -> int:
+    digits = name.removeprefix("dataset")
+    return int(digits) if digits.isdigit() else 0
+
+
+def _with_vocabulary(settings: PretrainConfig, datasets: list[Artifact]) -> PretrainConfig:
+    sizes = {item.name: int(item.summary["vocab_size"]) for item in datasets if "vocab_size" in item.summary}
+    largest = max(sizes.values(), default=None)
+    if settings.model.vocab_size is None and largest is None:
+        raise ConfigError("model.vocab_size is not set, and the datasets do not say it. Set model.vocab_size.")
+    if largest is not None and (settings.model.vocab_size or largest) < largest:
+        raise ConfigError(
+            f"model.vocab_size ({settings.model.vocab_size}) is below the {largest} tokens of the dataset's tokenizer. "
+            f"Set it to {largest} or more, or leave it out."
+        )
+    if len(set(sizes.values())) > 1:
+        listed = ", ".join(f"{name}: {size}" for name, size in sizes.items())
+        raise ConfigError(
+            f"The datasets have vocabularies of different sizes ({listed}). Ingest them with one tokenizer."
+        )
+    try:
+        return with_vocab_size(settings, largest or 0)
+    except ValidationError as error:
+        raise ConfigError("; ".join(str(item["ctx"]["error"]) for item in error.errors() if "ctx" in item)) from error
+
+
+def _has_validation(settings: PretrainConfig) -> bool:
+    return settings.valid_batches > 0 and parse_split(settings.split)[1] is not None
+
+
+def _index(settings: PretrainConfig, inputs: Mapping[str, Artifact], workspace: Workspace) -> Artifact:
+    from preprocessing.stages import INDEX
+
+    config = IndexConfig(
+        datasets=() if inputs else settings.datasets,
+        weights=settings.dataset_weights,
+        seq_length=settings.seq_length,
+        samples=settings.train_samples,
+        valid_samples=settings.valid_batches * settings.global_batch_size if _has_validation(settings) else 0,
+        test_samples=0,
+        seed=settings.seed,
+        split=settings.split,
+    )
+    store = ArtifactStore(workspace.store.root)  # the index has its own name, whatever --output says
+    return INDEX.run(config, inputs=inputs, store=store, progress=workspace.progress)
+
+
+def _newest_checkpoint(workspace: Workspace) -> StepFolder | None:
+    latest, warnings = find_latest(workspace.path, digests=True)
+    for warning in warnings:
+        workspace.progress.note(f"warning: {warning}")
+    if latest is not None:
+        workspace.progress.note(f"going on from step {latest.step} ({latest.path.name})")
+    return latest
+
+
+def _train(settings: PretrainConfig, index: Artifact, latest: StepFolder | None, workspace: Workspace) -> None:
+    logs = workspace.path / LOGS
+    logs.mkdir(exist_ok=True)
+    job = Job(
+        config=settings.model_dump(mode="json"),
+        output=str(workspace.path.resolve()),
+        index=str(index.path.resolve()),
+        resume_from=str(latest.path.resolve()) if latest else None,
+        stop_file=str((logs / "stop").resolve()),
+        has_validation=_has_validation(settings),
+    )
+    job.write(logs / "job.json")
+    (logs / "result.json").unlink(missing_ok=True)
+    follower = _Follower(settings, workspace)
+    run_ranks(
+        "training.rank",
+        [str(logs / "job.json")],
+        nproc=settings.layout.world_size,
+        log_dir=logs,
+        threads_per_rank=settings.threads_per_rank,
+        stop_file=Path(job.stop_file),
+        on_poll=follower.look,
+    )
+    done = json.loads((logs / "result.json").read_text(encoding="utf-8"))["step"]
+    if done < settings.train_steps:
+        raise ShardlineError(
+            f"The run was asked to stop and saved step {done} of {settings.train_steps}. Run the same command to go on."
+        )
+
+
+class _Follower:
+    """Turns new lines of the metrics file into progress."""
+
+    def __init__(self, settings: PretrainConfig, workspace: Workspace) -> None:
+        self.settings, self.workspace = settings, workspace
+        self.last_line = LastLine(workspace.path / METRICS)
+
+    def look(self) -> None:
+        line = self.last_line.newest()
+        if line is None:
+            return
+        self.workspace.progress.update(
+            line["step"],
+            total=self.settings.train_steps,
+            unit="steps",
+            loss=line["loss_nats"],
+            tokens_per_s=line["tokens_per_s"],
+            gradient_norm=line["gradient_norm"],
+        )
+
+
+def _summary(settings: PretrainConfig, index: Artifact, workspace: Workspace) -> dict[str, Any]:
+    last = max(read(workspace.path / METRICS), key=lambda line: line["step"], default={})
+    folder = step_folder_name(settings.train_steps)
+    info = read_info(workspace.path / folder)
+    for name, facts in info.files.items():
+        workspace.known_digests[f"{folder}/{name}"] = facts["sha256"]
+    loss = last.get("loss_nats")
+    summary: dict[str, Any] = {
+        "step": info.step,
+        "consumed_samples": info.consumed_samples,
+        "tokens": info.consumed_tokens,
+        "parameters": parameter_count(settings.model),
+        "vocab_size": settings.model.vocab_size,
+        "seq_length": settings.seq_length,
+        "flops_per_token": step_flops_per_token(settings.model, settings.seq_length),
+        "model": settings.model.model_dump(mode="json"),
+        "layout": settings.layout.model_dump(mode="json"),
+        "index": index.path.name,
+        "index_fingerprint": index.fingerprint,
+        "checkpoint": folder,
+    }
+    for key in ("loss_nats", "valid_loss_nats", "tokens_per_s", "model_flops_per_s", "matmul_peak_share"):
+        if key in last:
+            summary[key] = last[key]
+    if loss is not None:
+        summary["perplexity"] = math.exp(min(loss, 100.0))
+    return summary
+
+
+def _raw_files(settings: PretrainConfig) -> dict[str, Path]:
+    files: dict[str, Path] = {}
+    for number, text in enumerate(settings.datasets):
+        path = Path(text).expanduser()
+        if (path / MANIFEST).is_file():
+            files[f"dataset{number}"] = path / MANIFEST
+        else:
+            prefix = text.removesuffix(".bin").removesuffix(".idx")
+            files[f"dataset{number}.bin"] = Path(f"{prefix}.bin").expanduser()
+            files[f"dataset{number}.idx"] = Path(f"{prefix}.idx").expanduser()
+    return files
+
+
+PRETRAIN = Stage(
+    name="pretrain", version=1, kind="checkpoint", settings=PretrainConfig, work=pretrain, raw_files=_raw_files
+)
