@@ -110,6 +110,26 @@ class TokenDataset:
         inside = int(np.searchsorted(bounds, number - int(self.shard_starts[shard]), side="right")) - 1
         return sum(item.num_documents for item in self.shards[:shard]) + inside
 
+    def document(self, number: int) -> npt.NDArray[Any]:
+        """Return the tokens of a document; a view of the file if it has one sequence."""
+        for shard in self.shards:
+            if number < shard.num_documents:
+                first, last = (int(bound) for bound in shard.document_bounds[number : number + 2])
+                parts = [shard.sequence(n) for n in range(first, last)]
+                return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, self.dtype), *parts])
+            number -= shard.num_documents
+        raise ValueError(f"{self.path}: has {self.num_documents} documents; number {number} beyond them was asked.")
+
+    def column(self, name: str) -> list[Any] | None:
+        """Return one column of `documents.parquet`, by document; None where there is no such table."""
+        import pyarrow.parquet as pq
+
+        table_path = self.path / DOCUMENTS
+        if not table_path.is_file():
+            return None
+        values: list[Any] = pq.read_table(table_path, columns=[name]).column(0).to_pylist()
+        return values
+
     def document_rows(self, documents: npt.NDArray[np.int64]) -> list[dict[str, Any]]:
         """Return the rows of `documents.parquet` for some documents, in their order.
 

@@ -1,5 +1,7 @@
 """The stages of this package. Importing it is cheap: heavy packages load when a stage runs."""
 
+from preprocessing.corpus import CORPUS
 from preprocessing.ingest import INGEST
+from preprocessing.tokenizer_training import TOKENIZER
 
-__all__ = ["INGEST"]
+__all__ = ["CORPUS", "INGEST", "TOKENIZER"]
