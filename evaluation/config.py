@@ -1,26 +1,39 @@
 """Settings of the evaluation and report stages."""
 
-from pydantic import Field, PositiveInt
+from typing import Literal
+
+from pydantic import Field, PositiveInt, field_validator
 
 from contracts.configuration import Settings, execution
+
+TASKS = ("perplexity",)
 
 
 class EvaluateConfig(Settings):
     """Measure a checkpoint on held-out documents, at the checkpoint's own layout."""
 
-    checkpoint: str | None = execution(None, description="Checkpoint to measure, where no artifact is given as input.")
+    checkpoint: str | None = execution(None, description="Native checkpoint folder, where no artifact is an input.")
     step: int | None = Field(None, ge=0, description="Step to measure. Empty: the newest good one.")
-    tasks: tuple[str, ...] = Field(("perplexity",), description="What to measure: perplexity.")
+    tasks: tuple[str, ...] = Field(("perplexity",), min_length=1, description="What to measure: perplexity.")
     data: str | None = execution(
-        None,
-        description="Dataset artifact, .bin/.idx prefix or text (JSONL, Parquet), where no dataset is an input.",
+        None, description="Dataset artifact or .bin/.idx prefix, where no dataset is an input."
     )
     seq_length: PositiveInt | None = Field(
         None, description="Window in tokens. Empty: the length the model was trained at."
     )
     max_documents: PositiveInt | None = Field(None, description="Measure the first documents only. Empty: all.")
+    precision: Literal["float32", "bf16", "float64"] = Field("float32", description="Arithmetic of the layers.")
     batch_tokens: PositiveInt = execution(8192, description="Tokens in one forward pass; changes the speed only.")
+    data_parallel: PositiveInt = execution(1, description="Copies of the model that share the rows.")
     threads_per_rank: int = execution(0, ge=0, description="CPU threads per rank; 0 shares the cores evenly.")
+
+    @field_validator("tasks")
+    @classmethod
+    def _are_known(cls, tasks: tuple[str, ...]) -> tuple[str, ...]:
+        unknown = [task for task in tasks if task not in TASKS]
+        if unknown:
+            raise ValueError(f"there is no task {', '.join(unknown)}. Tasks: {', '.join(TASKS)}.")
+        return tasks
 
 
 class ReportConfig(Settings):

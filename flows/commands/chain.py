@@ -84,7 +84,6 @@ def run(
         return artifact
 
     done = engine.run(steps, store, conduct=conduct, force=force or (), only=only or (), start=start)
-    recorder.close()
     if as_json:
         show({"built": built, "artifacts": {name: _brief(item) for name, item in done.items()}})
         return
@@ -200,7 +199,7 @@ def status(
             show({"store": str(where.root), "builds": builds})
         else:
             if watch:
-                typer.clear()
+                print("\033[2J\033[H", end="")
             print("\n".join(describe(builds)) or f"nothing is being built in {where.root}.")
         if not watch:
             return

@@ -58,9 +58,8 @@ def up(
         return
     print(f"Prefect  {servers.prefect_url}")
     print(f"MLflow   {servers.mlflow_url}/#/experiments?workflowType=machine_learning")
-    print(
-        f"next:    shardline deploy --store {root}   then   shardline submit FILE   (stop: shardline down --store {root})"
-    )
+    print(f"next:    shardline deploy --store {root}   then   shardline submit FILE")
+    print(f"stop:    shardline down --store {root}")
 
 
 def down(store: StoreOption = None, as_json: JsonOption = False) -> None:

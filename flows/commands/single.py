@@ -61,7 +61,6 @@ def run_one(
             return recorder.conduct(planned, lambda: build(progress))
 
     artifact = engine.run([step], store, conduct=conduct)[stage.name]
-    recorder.close()
     if as_json:
         files = [{"path": f.path, "bytes": f.size_bytes, "sha256": f.sha256} for f in artifact.manifest.files]
         head = {"artifact": artifact.name, "kind": artifact.kind, "path": str(artifact.path)}
@@ -70,10 +69,8 @@ def run_one(
     for key, value in artifact.summary.items():
         if not isinstance(value, dict | list):
             print(f"{key:<24} {value}")
-    seconds = time.monotonic() - started
-    print(
-        f"{artifact.path}  ({'done already' if was_done else f'{seconds:.1f} s'}; fingerprint {artifact.fingerprint[:12]})"
-    )
+    how = "done already" if was_done else f"{time.monotonic() - started:.1f} s"
+    print(f"{artifact.path}  ({how}; fingerprint {artifact.fingerprint[:12]})")
     for hint in hints:
         print(hint.format(path=artifact.path))
     return artifact
@@ -228,7 +225,7 @@ def index(
 ) -> None:
     """Build the sample indices of a dataset or a blend, bit-identical to Megatron-LM's.
 
-    Example: [bold]shardline index --dataset dataset --seq-length 2048 --samples 1000000 --split 949,50,1 --output index[/bold]
+    Example: [bold]shardline index --dataset dataset --seq-length 2048 --samples 100000 --split 949,50,1 -o index[/bold]
     """
     from preprocessing.config import IndexConfig
     from preprocessing.stages import INDEX
@@ -335,13 +332,16 @@ def reshape(
 def evaluate(
     checkpoint: CheckpointOption,
     task: Annotated[
-        list[str] | None, typer.Option("--task", help="What to measure; several may follow.", metavar="NAME|FILE...")
+        list[str] | None, typer.Option("--task", help="What to measure; several may follow.", metavar="NAME...")
     ] = None,
     data: Annotated[
         str | None, typer.Option(help="Held-out dataset artifact, .bin/.idx prefix, or text.", metavar="PATH")
     ] = None,
     step: StepOption = None,
     batch_tokens: Annotated[int | None, typer.Option(help="Tokens in one forward pass.")] = None,
+    nproc: Annotated[
+        int | None, typer.Option(help="Ranks to start; more than the layout needs share the rows.")
+    ] = None,
     config: ConfigOption = None,
     overrides: SetOption = None,
     store: StoreOption = None,
@@ -361,14 +361,17 @@ def evaluate(
     found = native_checkpoint(checkpoint, where)
     if found is not None:
         inputs["checkpoint"] = found
-    if data is not None and not _is_prefix(data) and (dataset := artifact_at(data, where, ("dataset",))) is not None:
+    path = found.path if found is not None else Path(checkpoint)
+    dataset = heldout_dataset(data, path, where) if data is not None and not _is_prefix(data) else None
+    if dataset is not None:
         inputs["dataset"] = dataset
     flags = {
         "checkpoint": checkpoint if found is None else None,
         "tasks": task,
-        "data": data if "dataset" not in inputs else None,
+        "data": data if dataset is None else None,
         "step": step,
         "batch_tokens": batch_tokens,
+        "data_parallel": _copies(nproc, path, step),
     }
     settings = settings_of(EvaluateConfig, "evaluate", config, overrides, flags)
     run_one(EVALUATE, settings, where, inputs=inputs, as_json=as_json, track=track)
@@ -376,6 +379,43 @@ def evaluate(
 
 def _is_prefix(text: str) -> bool:
     return Path(f"{text.removesuffix('.bin').removesuffix('.idx')}.idx").is_file()
+
+
+def _copies(nproc: int | None, checkpoint: Path, step: int | None) -> int | None:
+    """Copies of the model that `nproc` ranks make at the layout of a checkpoint."""
+    if nproc is None:
+        return None
+    from evaluation.checkpoint import step_folder_of
+    from training.step_folders import read_info
+
+    layout = read_info(step_folder_of(checkpoint, step)).layout
+    one = int(layout["tensor_parallel"]) * int(layout["pipeline_parallel"])
+    if nproc % one:
+        raise ConfigError(
+            f"--nproc {nproc} is not divisible by tensor_parallel x pipeline_parallel ({one}) of the checkpoint. "
+            f"Start a multiple of {one} ranks, or reshape it first."
+        )
+    return nproc // one
+
+
+def heldout_dataset(data: str, checkpoint: Path, store: ArtifactStore) -> Artifact:
+    """Return the dataset artifact that `data` names; text is tokenized into the store with the model's tokenizer.
+
+    Raises:
+        ConfigError: It is neither a dataset nor text, or the checkpoint carries no tokenizer.
+    """
+    found = artifact_at(data, store, ("dataset",))
+    if found is not None:
+        return found
+    from evaluation.checkpoint import tokenizer_path_of
+    from preprocessing.config import IngestConfig
+    from preprocessing.stages import INGEST
+
+    tokenizer = tokenizer_path_of(checkpoint)
+    if tokenizer is None:
+        raise ConfigError(f"{checkpoint} carries no tokenizer, so the text {data} cannot be tokenized for it.")
+    settings = IngestConfig(sources=(data,), tokenizer=str(tokenizer), append_eod=False)
+    return INGEST.run(settings, store=ArtifactStore(store.root), label="heldout")
 
 
 def native_checkpoint(reference: str, store: ArtifactStore) -> Artifact | None:
@@ -414,11 +454,12 @@ def score(
     Example: [bold]shardline score --checkpoint run --input pairs.jsonl[/bold]
     """
     from evaluation.score import score_file
+    from flows.terminal import TerminalProgress, error_console
 
-    where = store_at(store)
-    found = native_checkpoint(checkpoint, where)
+    found = native_checkpoint(checkpoint, store_at(store))
     path = found.path if found is not None else Path(checkpoint)
-    lines = score_file(path, input_file, step=step, batch_tokens=batch_tokens, store=where)
+    with TerminalProgress("score", error_console()) as progress:
+        lines = score_file(path, input_file, step=step, batch_tokens=batch_tokens, progress=progress)
     if output is not None:
         output.write_text("".join(lines), encoding="utf-8")
         print(f"{len(lines)} results in {output}")

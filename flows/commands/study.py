@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 import typer
 
-from contracts.artifact import Artifact
 from contracts.errors import ConfigError
 from contracts.store import ArtifactStore
 from flows.options import ConfigOption, JsonOption, SetOption, StoreOption, show, store_at
@@ -52,7 +51,9 @@ def verify(reference: Reference, store: StoreOption = None, as_json: JsonOption 
     else:
         for problem in problems:
             print(problem)
-        print(f"{len(problems)} problems; checked {', '.join(checked)}." if problems else f"sound: {', '.join(checked)}.")
+        print(
+            f"{len(problems)} problems; checked {', '.join(checked)}." if problems else f"sound: {', '.join(checked)}."
+        )
     if problems:
         raise typer.Exit(1)
 
@@ -79,7 +80,9 @@ def diff(
     paths = [item.path if item is not None else Path(text) for item, text in ((first, a), (second, b))]
     result |= weight_differences(paths[0], paths[1])
     if not result:
-        raise ConfigError(f"{a} and {b} are neither artifacts nor checkpoints; nothing is known about how to compare them.")
+        raise ConfigError(
+            f"{a} and {b} are neither artifacts nor checkpoints; nothing is known about how to compare them."
+        )
     if as_json:
         show(result)
         return
@@ -94,6 +97,8 @@ def lineage(
     down: Annotated[bool, typer.Option("--down", help="Show what was made of it, not what it was made of.")] = False,
     as_html: Annotated[bool, typer.Option("--html", help="Print one self-contained HTML page.")] = False,
     store: StoreOption = None,
+    experiment: Annotated[str, typer.Option(help="MLflow experiment that `lineage sync` writes to.")] = "shardline",
+    mlflow: Annotated[str | None, typer.Option(help="MLflow address for sync. Default: the store's own.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show where an artifact comes from. `lineage sync` writes the whole store to MLflow again.
@@ -104,7 +109,7 @@ def lineage(
 
     where = store_at(store)
     if reference == "sync":
-        _sync(where, as_json=as_json)
+        _sync(where, experiment, mlflow, as_json=as_json)
         return
     artifact = where.find(reference)
     relatives = graph.descendants(where, artifact) if down else graph.ancestors(where, artifact)
@@ -117,10 +122,10 @@ def lineage(
         print(graph.as_text(artifact, relatives))
 
 
-def _sync(store: ArtifactStore, *, as_json: bool) -> None:
+def _sync(store: ArtifactStore, experiment: str, uri: str | None, *, as_json: bool) -> None:
     from flows.recording import sync_store
 
-    counts = sync_store(store)
+    counts = sync_store(store, experiment=experiment, uri=uri, note=lambda text: print(text, file=sys.stderr))
     if as_json:
         show(counts)
     else:
@@ -157,8 +162,12 @@ def trace(
 
 
 def estimate(
-    file: Annotated[Path | None, typer.Argument(help="Pipeline file, or a file of pretrain settings.", metavar="FILE")] = None,
-    vocab_size: Annotated[int | None, typer.Option(help="Vocabulary, where the file leaves it to the tokenizer.")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(help="Pipeline file, or a file of pretrain settings.", metavar="FILE")
+    ] = None,
+    vocab_size: Annotated[
+        int | None, typer.Option(help="Vocabulary, where the file leaves it to the tokenizer.")
+    ] = None,
     config: ConfigOption = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,
@@ -194,7 +203,9 @@ def _vocab_size_in(path: Path | None) -> int | None:
 
 
 def schema(
-    stage: Annotated[str | None, typer.Argument(help="One stage. Default: a whole pipeline file.", metavar="STAGE")] = None,
+    stage: Annotated[
+        str | None, typer.Argument(help="One stage. Default: a whole pipeline file.", metavar="STAGE")
+    ] = None,
 ) -> None:
     """Print the JSON schema of a pipeline file, or of one stage's settings.
 
@@ -204,6 +215,3 @@ def schema(
     from flows.stages import stage_named
 
     show(pipeline_schema() if stage is None else stage_named(stage).settings.model_json_schema())
-
-
-__all__ = ["Artifact", "register"]

@@ -1,0 +1,52 @@
+"""Finds what an evaluation needs in a checkpoint: the step, and the tokenizer that belongs to it."""
+
+from pathlib import Path
+
+from contracts.errors import ConfigError, InputError
+from preprocessing.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
+from training.step_folders import find_latest, list_checkpoints, resolve_step_folder
+
+
+def step_folder_of(checkpoint: Path, step: int | None) -> Path:
+    """Return the step folder to measure.
+
+    Args:
+        checkpoint: Folder of an artifact or run, or a step folder itself.
+        step: Empty takes the newest good one.
+
+    Raises:
+        InputError: There is no such step, or it is damaged; names it and why.
+    """
+    if step is None:
+        return resolve_step_folder(checkpoint)
+    found = {item.step: item for item in list_checkpoints(checkpoint)}
+    if step not in found:
+        known = ", ".join(str(number) for number in sorted(found)) or "none"
+        raise InputError(f"{checkpoint}: has no checkpoint of step {step}. Steps there: {known}.")
+    if (problem := found[step].problem) is not None:
+        newest, _ = find_latest(checkpoint)
+        cure = f" Step {newest.step} is whole." if newest is not None else ""
+        raise InputError(f"{found[step].path}: {problem}.{cure}")
+    return found[step].path
+
+
+def tokenizer_path_of(checkpoint: Path) -> Path | None:
+    """Return the folder with the tokenizer that a checkpoint carries, or None."""
+    for folder in (checkpoint / "tokenizer", checkpoint, checkpoint.parent / "tokenizer"):
+        if (folder / TOKENIZER_FILE).is_file():
+            return folder
+    return None
+
+
+def tokenizer_of(checkpoint: Path) -> Tokenizer:
+    """Load the tokenizer that a checkpoint carries.
+
+    Raises:
+        ConfigError: It carries none.
+    """
+    path = tokenizer_path_of(checkpoint)
+    if path is None:
+        raise ConfigError(
+            f"{checkpoint} carries no tokenizer; copy its tokenizer.json into {checkpoint / 'tokenizer'}."
+        )
+    return load_tokenizer(path)

@@ -1,0 +1,176 @@
+"""The evaluate stage: a checkpoint and held-out documents become metrics with error bars.
+
+Writes `results.json` (every number, with its normaliser, window, prefix and data digest) and
+`documents.parquet` (one row per document), by which two models are compared document by document.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from contracts.artifact import Artifact
+from contracts.errors import ConfigError
+from contracts.files import write_atomically
+from contracts.store import Workspace
+from evaluation.checkpoint import step_folder_of, tokenizer_path_of
+from evaluation.config import EvaluateConfig
+from evaluation.perplexity import DocumentScores, by_document, headline, metrics_of
+from evaluation.rows import Ints
+from evaluation.scoring import score_rows
+from evaluation.windows import document_rows
+from preprocessing.dataset import TokenDataset
+from preprocessing.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
+from training.step_folders import read_info
+
+RESULTS, DOCUMENTS = "results.json", "documents.parquet"
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Held-out documents, ready to score.
+
+    Args:
+        dataset: Token ids.
+        tokenizer: That made them.
+        eod_id: End-of-document token that ends every document and is not scored; None if none does.
+    """
+
+    dataset: TokenDataset
+    tokenizer: Tokenizer
+    eod_id: int | None
+
+
+def evaluate(settings: EvaluateConfig, inputs: Mapping[str, Artifact], workspace: Workspace) -> dict[str, Any]:
+    """Measure a checkpoint; return the summary.
+
+    Raises:
+        ConfigError: Checkpoint or data are missing, or belong to different tokenizers.
+        InputError: Checkpoint or data are damaged.
+    """
+    checkpoint = _checkpoint(settings, inputs)
+    folder = step_folder_of(checkpoint, settings.step)
+    info = read_info(folder)
+    held_out = open_data(_data(settings, inputs), checkpoint)
+    prefix = held_out.eod_id if held_out.eod_id is not None else held_out.tokenizer.eod_id
+    if prefix is None:
+        raise ConfigError(
+            f"the tokenizer {held_out.tokenizer.source} has no end-of-document token to stand before a document, so "
+            "its first token cannot be scored. Use a tokenizer with one, such as <|endoftext|>."
+        )
+    window = settings.seq_length or info.seq_length
+    dataset = held_out.dataset
+    count = min(dataset.num_documents, settings.max_documents or dataset.num_documents)
+    texts = (_without_eod(dataset.document(n), held_out.eod_id) for n in range(count))
+    rows, owners = document_rows(texts, prefix=prefix, window=window)
+    workspace.progress.note(f"step {info.step}: {count} documents, {int(rows.lengths.sum())} tokens to score")
+    scores = score_rows(
+        folder,
+        rows,
+        progress=workspace.progress,
+        precision=settings.precision,
+        batch_tokens=settings.batch_tokens,
+        data_parallel=settings.data_parallel,
+        threads_per_rank=settings.threads_per_rank,
+    )
+    subsets = [name or "" for name in dataset.column("subset") or [""] * count][:count]
+    num_bytes = _bytes_of(held_out, count)
+    documents = by_document(scores, owners, subsets, num_bytes)
+    metrics = metrics_of(documents)
+    how = {
+        "normaliser": "perplexity per token, bits_per_byte per UTF-8 byte of the text",
+        "window_tokens": window,
+        "windows": "disjoint; the first behind the prefix token, later ones behind the token before them",
+        "prefix_token": held_out.tokenizer.token(prefix),
+        "scores_end_of_document": False,
+        "precision": settings.precision,
+        "layout": dict(info.layout) | {"data_parallel": settings.data_parallel},
+        "data": inputs["dataset"].fingerprint if "dataset" in inputs else settings.data,
+        "interval": "95 %, bootstrap over documents, 1000 resamples",
+    }
+    result = {"step": info.step, "task": "perplexity", "how": how, "metrics": metrics}
+    write_atomically(workspace.path / RESULTS, json.dumps(result, indent=1) + "\n")
+    _write_documents(workspace.path / DOCUMENTS, documents)
+    subsets_summary = {name: headline(group) for name, group in metrics["subsets"].items()}
+    flat = {key: value for key, value in metrics.items() if key != "subsets"}
+    return {"step": info.step, "metrics": {**flat, "subsets": subsets_summary}, "how": how}
+
+
+def _checkpoint(settings: EvaluateConfig, inputs: Mapping[str, Artifact]) -> Path:
+    if "checkpoint" in inputs:
+        return inputs["checkpoint"].path
+    if settings.checkpoint is None:
+        raise ConfigError("evaluate: no checkpoint. Give --checkpoint PATH, or set evaluate.checkpoint.")
+    return Path(settings.checkpoint).expanduser()
+
+
+def _data(settings: EvaluateConfig, inputs: Mapping[str, Artifact]) -> Path:
+    if "dataset" in inputs:
+        return inputs["dataset"].path
+    if settings.data is None:
+        raise ConfigError("evaluate: no data. Give --data with a dataset artifact, a .bin/.idx prefix or text.")
+    return Path(settings.data).expanduser()
+
+
+def open_data(path: Path, checkpoint: Path) -> HeldOut:
+    """Open held-out data, and check that it was made with the checkpoint's tokenizer.
+
+    Raises:
+        ConfigError: Neither the data nor the checkpoint has a tokenizer, or they differ.
+    """
+    dataset = TokenDataset(path)
+    own = path / "tokenizer" if (path / "tokenizer" / TOKENIZER_FILE).is_file() else None
+    other = tokenizer_path_of(checkpoint)
+    if own is None and other is None:
+        raise ConfigError(
+            f"neither {path} nor {checkpoint} has a tokenizer, so bytes and the prefix token are unknown. "
+            f"Put tokenizer.json into {checkpoint / 'tokenizer'}."
+        )
+    tokenizer = load_tokenizer(own or other or path)
+    if own is not None and other is not None:
+        expected = load_tokenizer(other)
+        if expected.vocab != tokenizer.vocab:
+            raise ConfigError(
+                f"{path} was tokenized with another tokenizer than the model's ({other}). Ingest the text again with "
+                f"--tokenizer {other}."
+            )
+    eod = tokenizer.eod_id
+    ends = [dataset.document(n)[-1:] for n in range(dataset.num_documents)]
+    has_eod = eod is not None and bool(ends) and all(len(end) and int(end[0]) == eod for end in ends)
+    return HeldOut(dataset, tokenizer, eod if has_eod else None)
+
+
+def _without_eod(document: Any, eod_id: int | None) -> Any:
+    return document if eod_id is None else document[:-1]
+
+
+def _bytes_of(held_out: HeldOut, count: int) -> Ints:
+    """UTF-8 bytes of each text: as ingest counted them, else of the decoded tokens."""
+    known = held_out.dataset.column("bytes")
+    if known is not None:
+        return np.asarray(known[:count], dtype=np.int64)
+    texts = (_without_eod(held_out.dataset.document(n), held_out.eod_id) for n in range(count))
+    sizes = (len(held_out.tokenizer.decode(text).encode()) for text in texts)
+    return np.fromiter(sizes, dtype=np.int64, count=count)
+
+
+def _write_documents(path: Path, scores: DocumentScores) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.table(
+        {
+            "document": np.arange(len(scores.nats)),
+            "subset": list(scores.subsets),
+            "bytes": scores.num_bytes,
+            "tokens": scores.num_tokens,
+            "nats": scores.nats,
+            "greedy_tokens": scores.num_greedy,
+        }
+    )
+    temporary = path.with_suffix(".tmp")
+    pq.write_table(table, temporary, compression="zstd")
+    temporary.replace(path)

@@ -1,0 +1,193 @@
+"""The report stage: what a chain measured, as PNG files and one HTML page that needs no other file."""
+
+import base64
+import html
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from contracts.artifact import Artifact
+from contracts.errors import ConfigError
+from contracts.files import write_atomically
+from contracts.store import Workspace
+from evaluation.config import ReportConfig
+from evaluation.evaluate import RESULTS
+from evaluation.plots import loss_curve, subset_bars, subset_sizes
+from preprocessing.dataset import TokenDataset
+
+PAGE = "report.html"
+METRICS = "metrics.jsonl"
+
+
+def report(settings: ReportConfig, inputs: Mapping[str, Artifact], workspace: Workspace) -> dict[str, Any]:
+    """Draw the plots and the page.
+
+    Raises:
+        ConfigError: There is no checkpoint among the inputs.
+    """
+    if "checkpoint" not in inputs:
+        raise ConfigError("report: no checkpoint. Give --checkpoint with the artifact of a training run.")
+    checkpoint = inputs["checkpoint"]
+    evaluations = {
+        name.partition(".")[2] or name: item for name, item in inputs.items() if name.startswith("evaluation")
+    }
+    folder = workspace.path
+    curve = read_curve(checkpoint.path / METRICS)
+    dataset = inputs.get("dataset")
+    unigram = unigram_entropy(TokenDataset(dataset.path)) if dataset is not None else None
+    plots: list[tuple[str, str]] = []
+    if curve:
+        loss_curve(folder / "loss.png", [row["step"] for row in curve], losses(curve), unigram=unigram)
+        plots.append(("Training loss", "loss.png"))
+    results = {name: _result(item) for name, item in evaluations.items()}
+    if results and _draw_subsets(folder / "subsets.png", results):
+        plots.append(("Held-out bits per byte", "subsets.png"))
+    if dataset is not None and (sizes := dataset.summary.get("subsets")):
+        subset_sizes(folder / "tokens.png", list(sizes), [counts["tokens"] for counts in sizes.values()])
+        plots.append(("Training data", "tokens.png"))
+    title = settings.title or checkpoint.name
+    facts = _facts(checkpoint, dataset, curve, unigram)
+    tables = [_table(["fact", "value"], [[key, str(value)] for key, value in facts.items()])]
+    tables += [f"<h2>Held-out, per subset: {html.escape(name)}</h2>{_metrics_table(r)}" for name, r in results.items()]
+    write_atomically(folder / PAGE, _page(title, folder, plots, tables, inputs))
+    summary: dict[str, Any] = {"title": title, "plots": [name for _, name in plots]}
+    if curve:
+        summary["first_loss_nats"], summary["final_loss_nats"] = losses(curve)[0], final_loss(curve)
+    if unigram is not None:
+        summary["unigram_entropy_nats"] = unigram
+    return summary
+
+
+def read_curve(path: Path) -> list[dict[str, Any]]:
+    """Read `metrics.jsonl`: the last line of each step, in order; [] if there is no such file."""
+    rows: dict[int, dict[str, Any]] = {}
+    if path.is_file():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                row = json.loads(line)
+                if "loss_nats" in row:
+                    rows[int(row["step"])] = row
+            except (ValueError, KeyError, TypeError):
+                continue  # the last line of a killed run may be cut
+    return [rows[step] for step in sorted(rows)]
+
+
+def losses(curve: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Nats per token, by step."""
+    return [float(row["loss_nats"]) for row in curve]
+
+
+def final_loss(curve: Sequence[Mapping[str, Any]], share: float = 0.05) -> float:
+    """Mean loss of the last steps, since one batch's loss is noisy."""
+    values = losses(curve)
+    return float(np.mean(values[-max(1, round(share * len(values))) :]))
+
+
+def unigram_entropy(dataset: TokenDataset) -> float:
+    """Entropy of the token frequencies of a dataset, in nats per token.
+
+    It is the loss of the best model that ignores all context (Shannon 1948), so a model that has
+    learned anything but frequencies is below it.
+    """
+    counts = np.zeros(0, dtype=np.int64)
+    for shard in dataset.shards:
+        for start in range(0, shard.num_tokens, 2**24):
+            part = np.bincount(shard.tokens[start : start + 2**24])
+            size = max(len(counts), len(part))
+            counts = np.pad(counts, (0, size - len(counts))) + np.pad(part, (0, size - len(part)))
+    shares = counts[counts > 0] / counts.sum()
+    return float(-(shares * np.log(shares)).sum())
+
+
+def _result(evaluation: Artifact) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads((evaluation.path / RESULTS).read_text(encoding="utf-8"))
+    return result
+
+
+def _draw_subsets(path: Path, results: Mapping[str, Mapping[str, Any]]) -> bool:
+    names: list[str] = []
+    for result in results.values():
+        names += [n for n, g in result["metrics"]["subsets"].items() if "bits_per_byte" in g and n not in names]
+    groups = {
+        model: [result["metrics"]["subsets"].get(name, {}) for name in names] for model, result in results.items()
+    }
+    complete = {model: found for model, found in groups.items() if all("bits_per_byte" in group for group in found)}
+    if not names or not complete:
+        return False
+    bounds = {m: [(g["bits_per_byte_low"], g["bits_per_byte_high"]) for g in found] for m, found in complete.items()}
+    subset_bars(path, names, {m: [g["bits_per_byte"] for g in found] for m, found in complete.items()}, bounds)
+    return True
+
+
+def _facts(
+    checkpoint: Artifact, dataset: Artifact | None, curve: Sequence[Mapping[str, Any]], unigram: float | None
+) -> dict[str, Any]:
+    facts: dict[str, Any] = {"checkpoint": checkpoint.name}
+    facts |= {key: value for key, value in checkpoint.summary.items() if isinstance(value, int | float | str)}
+    if dataset is not None:
+        facts["dataset"] = dataset.name
+        facts["dataset tokens"] = f"{dataset.summary.get('tokens', 0):,}"
+    if unigram is not None:
+        facts["unigram entropy (nats per token)"] = f"{unigram:.4f}"
+    if curve:
+        facts["final loss (nats per token, mean of the last 5 % of steps)"] = f"{final_loss(curve):.4f}"
+    return facts
+
+
+def _metrics_table(result: Mapping[str, Any]) -> str:
+    columns = ("documents", "tokens", "bytes", "loss_nats", "perplexity", "bits_per_byte", "token_accuracy")
+    metrics = result["metrics"]
+    rows = []
+    for name, group in [*metrics["subsets"].items(), ("all", metrics)]:
+        interval = ""
+        if "bits_per_byte_low" in group:
+            interval = f"{group['bits_per_byte_low']:.4f} .. {group['bits_per_byte_high']:.4f}"
+        rows.append([name, *(_number(group.get(key)) for key in columns), interval])
+    how = "".join(
+        f"<li>{html.escape(key)}: {html.escape(str(value))}</li>" for key, value in result.get("how", {}).items()
+    )
+    return _table(["subset", *columns, "95 % interval of bits per byte"], rows) + f"<ul class=how>{how}</ul>"
+
+
+def _number(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.6g}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    top = "".join(f"<th>{html.escape(text)}</th>" for text in head)
+    body = "".join("<tr>" + "".join(f"<td>{html.escape(text)}</td>" for text in row) + "</tr>" for row in rows)
+    return f"<table><tr>{top}</tr>{body}</table>"
+
+
+_STYLE = """
+body{font:15px/1.5 system-ui,sans-serif;max-width:68em;margin:2em auto;padding:0 1em;color:#1f2933}
+table{border-collapse:collapse;margin:.6em 0;font-size:14px}
+th,td{border-bottom:1px solid #e4e7eb;padding:.25em .8em;text-align:left}
+img{max-width:100%;border:1px solid #e4e7eb} .how{color:#52606d;font-size:13px} code{color:#52606d}
+"""
+
+
+def _page(
+    title: str,
+    folder: Path,
+    plots: Sequence[tuple[str, str]],
+    tables: Sequence[str],
+    inputs: Mapping[str, Artifact],
+) -> str:
+    images = "".join(_image(name, folder / file) for name, file in plots)
+    sources = _table(["input", "artifact", "fingerprint"], [[n, i.name, i.fingerprint] for n, i in inputs.items()])
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>'
+        f"<style>{_STYLE}</style><h1>{html.escape(title)}</h1>{tables[0]}{images}{''.join(tables[1:])}"
+        f"<h2>Made of</h2>{sources}</html>\n"
+    )
+
+
+def _image(name: str, path: Path) -> str:
+    title, data = html.escape(name), base64.b64encode(path.read_bytes()).decode("ascii")
+    return f'<h2>{title}</h2><img alt="{title}" src="data:image/png;base64,{data}">'

@@ -1,0 +1,43 @@
+"""The evaluate and report stages. Importing this imports neither torch nor a plotting package."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from contracts.artifact import Artifact
+from contracts.stage import Stage
+from contracts.store import Workspace
+from evaluation.config import EvaluateConfig, ReportConfig
+
+
+def _evaluate(settings: EvaluateConfig, inputs: Mapping[str, Artifact], workspace: Workspace) -> dict[str, Any]:
+    from evaluation.evaluate import evaluate
+
+    return evaluate(settings, inputs, workspace)
+
+
+def _report(settings: ReportConfig, inputs: Mapping[str, Artifact], workspace: Workspace) -> dict[str, Any]:
+    from evaluation.report import report
+
+    return report(settings, inputs, workspace)
+
+
+def _raw_files(settings: EvaluateConfig) -> dict[str, Path]:
+    from evaluation.checkpoint import step_folder_of, tokenizer_path_of
+
+    files: dict[str, Path] = {}
+    if settings.checkpoint is not None:
+        checkpoint = Path(settings.checkpoint).expanduser()
+        files["checkpoint/manifest.json"] = step_folder_of(checkpoint, settings.step) / "manifest.json"
+        if (tokenizer := tokenizer_path_of(checkpoint)) is not None:
+            files["checkpoint/tokenizer.json"] = tokenizer / "tokenizer.json"
+    if settings.data is not None:
+        prefix = settings.data.removesuffix(".bin").removesuffix(".idx")
+        files |= {f"data{suffix}": Path(f"{prefix}{suffix}") for suffix in (".bin", ".idx")}
+    return files
+
+
+EVALUATE = Stage(
+    name="evaluate", version=1, kind="evaluation", settings=EvaluateConfig, work=_evaluate, raw_files=_raw_files
+)
+REPORT = Stage(name="report", version=1, kind="report", settings=ReportConfig, work=_report)
