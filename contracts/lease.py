@@ -109,7 +109,15 @@ class Lease:
         with contextlib.suppress(OSError), _guard(self._path):
             holder = _read(self._path / LOCK, now_s=time.time())
             if holder is not None and holder.token == self._token:
+                self._sweep()
                 (self._path / LOCK).unlink()
+
+    def _sweep(self) -> None:
+        """Remove what processes left that were killed while they tried to take the lease."""
+        for leftover in self._path.glob(f"{LOCK}.*"):
+            holder = _read(leftover, now_s=time.time())
+            if holder is not None and not _is_alive(holder):
+                leftover.unlink(missing_ok=True)
 
     def _take(self) -> Holder | None:
         """Try to take the lease; return None for success, or the live holder."""
@@ -209,7 +217,7 @@ def _read(lock: Path, *, now_s: float) -> Holder | None:
     try:
         age_s = max(0.0, now_s - lock.stat().st_mtime)
         text = lock.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except UnicodeDecodeError:
         text = ""
