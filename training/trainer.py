@@ -81,8 +81,8 @@ class Trainer:
         if math.isfinite(loss_nats) and math.isfinite(norm):
             return
         raise ShardlineError(
-            f"Step {self.step + 1}: the loss is {loss_nats:g} nats and the gradient norm {norm:g}, so no update "
-            f"was made. Lower optimizer.lr (now up to {self.config.optimizer.lr:g}), lengthen "
+            f"Step {self.step + 1}: the loss is {loss_nats:g} nats and the gradient norm {norm:g}, so "
+            f"no update was made. Lower optimizer.lr (now up to {self.config.optimizer.lr:g}), lengthen "
             "optimizer.warmup_steps, or set optimizer.clip_grad; the run then goes on from its last checkpoint under a new name."
         )
 

@@ -1,0 +1,128 @@
+"""Checkpoints: bit-equal resume at the same layout, exact weights and the same samples at any other."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from ranks import run_on_ranks
+from torch import Tensor
+from training_cases import PatternSource, curve, new_trainer, relative_difference, tiny_config
+
+from contracts.errors import InputError
+from training.checkpoint import load_checkpoint, load_model, save_checkpoint, whole_tensors
+from training.config import PretrainConfig
+from training.mesh import build_mesh
+from training.scoring import Scorer
+from training.step_folders import read_info
+
+LAYOUTS = [(1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 1), (2, 1, 2), (1, 1, 3)]
+Curve = list[tuple[float, float]]
+
+
+def _save_after_three(config: PretrainConfig, root: Path) -> Curve:
+    trainer = new_trainer(config)
+    curve(trainer, 3)
+    save_checkpoint(trainer, root, keep_last=1)
+    return curve(trainer, 3)
+
+
+def _go_on(config: PretrainConfig, folder: Path) -> tuple[Curve, int]:
+    trainer = new_trainer(config.model_copy(update={"seed": config.seed + 1}))
+    load_checkpoint(trainer, folder)
+    return curve(trainer, 3), trainer.consumed_samples
+
+
+def _config(family: str, layout: tuple[int, int, int]) -> PretrainConfig:
+    # 12 rows a step, so that three data-parallel ranks can share them; 30 columns for their share of gate and up.
+    model = {"hidden_size": 48, "num_attention_heads": 4, "ffn_hidden_size": 56, "vocab_multiple": 2}
+    return tiny_config(family, layout, global_batch_size=12, model=model)
+
+
+@pytest.fixture(scope="module", params=["gpt2", "llama"])
+def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, dict]:
+    """A checkpoint of step 3 at every layout, and the losses of the three steps after it."""
+    root = tmp_path_factory.mktemp(request.param)
+    curves = {}
+    for layout in LAYOUTS:
+        config = _config(request.param, layout)
+        curves[layout] = run_on_ranks(config.layout.world_size, _save_after_three, config, root / str(layout))[0]
+    return request.param, root, curves
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_going_on_at_the_same_layout_is_bit_equal(saved: tuple[str, Path, dict], layout: tuple[int, int, int]) -> None:
+    family, root, curves = saved
+    config = _config(family, layout)
+
+    found, consumed = run_on_ranks(config.layout.world_size, _go_on, config, root / str(layout) / "step-00000003")[0]
+
+    assert found == curves[layout]
+    assert consumed == 6 * 12
+
+
+@pytest.mark.parametrize("target", [(1, 1, 1), (2, 1, 1), (2, 2, 1), (1, 1, 3)], ids=str)
+@pytest.mark.parametrize("source", LAYOUTS, ids=str)
+def test_any_layout_goes_on_from_any_other(
+    saved: tuple[str, Path, dict], source: tuple[int, int, int], target: tuple[int, int, int]
+) -> None:
+    family, root, curves = saved
+    config = _config(family, target)
+
+    found, _ = run_on_ranks(config.layout.world_size, _go_on, config, root / str(source) / "step-00000003")[0]
+
+    assert relative_difference(found, curves[source]) < 1e-12
+
+
+def test_every_layout_stores_the_same_tensors(saved: tuple[str, Path, dict]) -> None:
+    _, root, _ = saved
+    reference = whole_tensors(root / str((1, 1, 1)) / "step-00000003")
+    info = read_info(root / str((1, 1, 1)) / "step-00000003")
+    assert set(reference) == {n for p in info.parameters for n in (p, f"optim.{p}.exp_avg", f"optim.{p}.exp_avg_sq")}
+    for layout in LAYOUTS[1:]:
+        tensors = whole_tensors(root / str(layout) / "step-00000003")
+        assert tensors.keys() == reference.keys()
+        for name, tensor in tensors.items():
+            assert torch.allclose(tensor, reference[name], rtol=1e-10, atol=1e-10), (layout, name)
+
+
+def _score(config: PretrainConfig, folder: Path) -> tuple[Tensor, Tensor, Tensor]:
+    mesh = build_mesh(config.layout)
+    scorer = Scorer(load_model(folder, mesh, precision="float64"), mesh, dtype=torch.float64)
+    tokens = torch.from_numpy(PatternSource().tokens(np.arange(3)))
+    log_probs, is_greedy = scorer.log_probs(tokens[:, :-1], tokens[:, 1:])
+    return log_probs, is_greedy, scorer.logits(tokens[:, :-1])
+
+
+@pytest.mark.parametrize("layout", [(1, 1, 1), (2, 1, 1), (1, 2, 1), (2, 2, 1), (1, 1, 2)], ids=str)
+def test_scores_are_the_same_at_every_layout(saved: tuple[str, Path, dict], layout: tuple[int, int, int]) -> None:
+    family, root, _ = saved
+    config = _config(family, layout)
+    targets = torch.from_numpy(PatternSource().tokens(np.arange(3)))[:, 1:]
+
+    results = run_on_ranks(config.layout.world_size, _score, config, root / str((2, 1, 1)) / "step-00000003")
+
+    for log_probs, is_greedy, logits in results:
+        expected = logits.log_softmax(-1).gather(2, targets.unsqueeze(2)).squeeze(2)
+        assert torch.allclose(log_probs, expected, rtol=0, atol=1e-12)
+        assert torch.equal(is_greedy, logits.argmax(-1) == targets)
+        assert torch.equal(logits, results[0][2])
+
+
+def _load_into_another_model(config: PretrainConfig, folder: Path) -> str:
+    trainer = new_trainer(config)
+    try:
+        load_checkpoint(trainer, folder)
+    except InputError as error:
+        return str(error)
+    return "loaded"
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_name(saved: tuple[str, Path, dict]) -> None:
+    family, root, _ = saved
+    config = tiny_config(family, global_batch_size=12)
+
+    message = run_on_ranks(1, _load_into_another_model, config, root / str((1, 1, 1)) / "step-00000003")[0]
+
+    assert "embedding.word.weight has shape (100, 48)" in message
+    assert "ask for (128, 32)" in message
