@@ -6,6 +6,7 @@ first, on the CPU, as an artifact of their own; then it starts the ranks and sho
 
 import json
 import math
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ def pretrain(settings: PretrainConfig, inputs: Mapping[str, Artifact], workspace
     datasets = _datasets(settings, inputs)
     settings = _with_vocabulary(settings, datasets)
     index = _index(settings, inputs, workspace)
+    _copy_tokenizer(datasets, workspace.path)
     latest = _newest_checkpoint(workspace)
     if latest is None or latest.step < settings.train_steps:
         _train(settings, index, latest, workspace)
@@ -87,6 +89,13 @@ def _with_vocabulary(settings: PretrainConfig, datasets: list[Artifact]) -> Pret
 
 def _has_validation(settings: PretrainConfig) -> bool:
     return settings.valid_batches > 0 and parse_split(settings.split)[1] is not None
+
+
+def _copy_tokenizer(datasets: list[Artifact], folder: Path) -> None:
+    """Keep the tokenizer beside the weights: scoring and export need it long after the data is gone."""
+    source = datasets[0].path / "tokenizer" if datasets else None
+    if source is not None and source.is_dir():
+        shutil.copytree(source, folder / "tokenizer", dirs_exist_ok=True)
 
 
 def _index(settings: PretrainConfig, inputs: Mapping[str, Artifact], workspace: Workspace) -> Artifact:
