@@ -16,7 +16,7 @@ from contracts.artifact import MANIFEST, Artifact, read_artifact
 from contracts.errors import ConfigError, InputError
 from preprocessing.indexed_dataset import IndexedDataset, pair_prefix
 from preprocessing.shards import DOCUMENTS
-from preprocessing.tokenizer import Tokenizer, load_tokenizer
+from preprocessing.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 
 
 class TokenDataset:
@@ -98,37 +98,32 @@ class TokenDataset:
         """
         return load_tokenizer(self.path)
 
+    @property
+    def has_tokenizer(self) -> bool:
+        return (self.path / "tokenizer" / TOKENIZER_FILE).is_file()
+
+    def document(self, number: int) -> npt.NDArray[Any]:
+        """Return the tokens of a document."""
+        for shard in self.shards:
+            if number < shard.num_documents:
+                return shard.document(number)
+            number -= shard.num_documents
+        raise IndexError(f"{self.path} has {self.num_documents} documents")
+
     def sequence(self, number: int, offset: int = 0, length: int | None = None) -> npt.NDArray[Any]:
         """Return the tokens of a sequence, or a part of them, as a view of the file."""
         shard = int(np.searchsorted(self.shard_starts, number, side="right")) - 1
         return self.shards[shard].sequence(number - int(self.shard_starts[shard]), offset, length)
 
-    def document_of_sequence(self, number: int) -> int:
-        """Return the number of the document that a sequence belongs to."""
-        shard = int(np.searchsorted(self.shard_starts, number, side="right")) - 1
-        bounds = self.shards[shard].document_bounds
-        inside = int(np.searchsorted(bounds, number - int(self.shard_starts[shard]), side="right")) - 1
-        return sum(item.num_documents for item in self.shards[:shard]) + inside
-
-    def document(self, number: int) -> npt.NDArray[Any]:
-        """Return the tokens of a document; a view of the file if it has one sequence."""
-        for shard in self.shards:
-            if number < shard.num_documents:
-                first, last = (int(bound) for bound in shard.document_bounds[number : number + 2])
-                parts = [shard.sequence(n) for n in range(first, last)]
-                return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, self.dtype), *parts])
-            number -= shard.num_documents
-        raise ValueError(f"{self.path}: has {self.num_documents} documents; number {number} beyond them was asked.")
-
-    def column(self, name: str) -> list[Any] | None:
-        """Return one column of `documents.parquet`, by document; None where there is no such table."""
-        import pyarrow.parquet as pq
-
-        table_path = self.path / DOCUMENTS
-        if not table_path.is_file():
-            return None
-        values: list[Any] = pq.read_table(table_path, columns=[name]).column(0).to_pylist()
-        return values
+    def place_in_document(self, number: int, offset: int) -> tuple[int, int]:
+        """Return the document that holds token `offset` of a sequence, and the token's place in it."""
+        shard_number = int(np.searchsorted(self.shard_starts, number, side="right")) - 1
+        shard = self.shards[shard_number]
+        inner = number - int(self.shard_starts[shard_number])
+        document = int(np.searchsorted(shard.document_bounds, inner, side="right")) - 1
+        earlier = shard.lengths[int(shard.document_bounds[document]) : inner].sum(dtype=np.int64)
+        first = sum(item.num_documents for item in self.shards[:shard_number])
+        return first + document, int(earlier) + offset
 
     def document_rows(self, documents: npt.NDArray[np.int64]) -> list[dict[str, Any]]:
         """Return the rows of `documents.parquet` for some documents, in their order.
