@@ -83,7 +83,7 @@ class Trainer:
         raise ShardlineError(
             f"Step {self.step + 1}: the loss is {loss_nats:g} nats and the gradient norm {norm:g}, so "
             f"no update was made. Lower optimizer.lr (now up to {self.config.optimizer.lr:g}), lengthen "
-            "optimizer.warmup_steps, or set optimizer.clip_grad; the run then goes on from its last checkpoint under a new name."
+            "optimizer.warmup_steps, or set optimizer.clip_grad. The last checkpoint stays."
         )
 
     def _clear_gradients(self) -> None:

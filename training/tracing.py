@@ -1,0 +1,57 @@
+"""From an optimizer step back to the documents that the model saw in it. Never imports torch."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from contracts.artifact import Artifact
+from contracts.errors import InputError, ShardlineError
+from contracts.store import ArtifactStore
+
+
+def samples_of_step(run: Artifact, step: int) -> range:
+    """Numbers of the samples of one step of a run: the data position is the consumed samples, at any layout.
+
+    Args:
+        step: From 1.
+    """
+    rows = int(run.manifest.config["global_batch_size"])
+    return range((step - 1) * rows, step * rows)
+
+
+def trace_samples_of(
+    run: Artifact, samples: Sequence[int], store: ArtifactStore, *, with_text: bool = False
+) -> list[dict[str, Any]]:
+    """Say which parts of which source records training samples hold, in the order of their tokens.
+
+    Returns:
+        For each part: sample, file, record (1-based line), subset, offset and length in tokens of the
+        document, document; and text, when asked for.
+
+    Raises:
+        InputError: The run's index or datasets are gone.
+    """
+    from preprocessing.trace import trace_samples
+
+    found = []
+    for span in trace_samples(_index_of(run, store).path, list(samples)):
+        row = {
+            "sample": span.sample,
+            "file": span.path,
+            "record": span.line,
+            "subset": span.subset,
+            "document": span.document,
+            "offset": span.first_token,
+            "length": span.num_tokens,
+        }
+        found.append({**row, "text": span.text or ""} if with_text else row)
+    return found
+
+
+def _index_of(run: Artifact, store: ArtifactStore) -> Artifact:
+    try:
+        return store.find(str(run.summary["index_fingerprint"]))
+    except ShardlineError as error:
+        raise InputError(
+            f"{run.name} read its samples through index {run.summary['index']}, which is gone from {store.root}. "
+            "Build it again with the index command and the run's settings."
+        ) from error
