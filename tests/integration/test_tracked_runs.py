@@ -17,6 +17,7 @@ from small_artifacts import metric_lines, recipe_of
 from contracts.artifact import Artifact
 from contracts.errors import ShardlineError
 from contracts.following import run_tracked
+from contracts.projection import run_tags, sync
 from contracts.store import ArtifactStore, Workspace
 from contracts.tracking import Tracker
 
@@ -153,6 +154,19 @@ def test_the_next_start_mends_the_state_of_a_run_that_was_killed_with_9(store: A
     assert sorted(run.status for run in tracker.runs()) == ["FINISHED", "KILLED"]
 
 
+def test_a_run_of_another_store_on_the_same_server_is_left_alone(
+    store: ArtifactStore, notes: list[str], tmp_path: Path
+):
+    tracker = Tracker(store.root, "pile")
+    other = ArtifactStore(tmp_path / "other")
+    run = tracker.create_run("gpt", run_tags(other, RECIPE, other.root / "checkpoint" / "gpt"), start_ms=1)
+
+    train(store, tracker, notes, write_curve)
+
+    assert {r.run_id: r.status for r in tracker.runs()}[run.run_id] == "RUNNING"
+    assert len(tracker.runs()) == 2
+
+
 def test_a_dead_server_neither_stops_nor_slows_a_stage(store: ArtifactStore, notes: list[str]):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -184,8 +198,6 @@ def test_a_mute_server_neither_stops_nor_slows_a_stage(
 
 
 def test_what_a_dead_server_missed_is_written_by_sync(store: ArtifactStore, notes: list[str]):
-    from contracts.projection import sync
-
     artifact = train(store, Tracker(store.root, "pile", uri="http://127.0.0.1:9"), notes, write_curve)
     tracker = Tracker(store.root, "pile")
 

@@ -132,3 +132,14 @@ def test_works_where_hard_links_do_not(tmp_path: Path, monkeypatch: pytest.Monke
 
     with lease_on(tmp_path), pytest.raises(LockedError), lease_on(tmp_path, wait_s=0):
         pass
+
+
+def test_the_heartbeat_keeps_a_lease_fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("contracts.lease.HEARTBEAT_S", 0.02)
+
+    with lease_on(tmp_path):
+        os.utime(tmp_path / LOCK, (1, 1))
+        deadline = time.monotonic() + 5
+        while lease_holder(tmp_path).age_s > 60:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
