@@ -1,0 +1,46 @@
+"""Changing the type of weights, and counting what the new type cannot hold."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+DTYPES = {
+    "float32": torch.float32,
+    "bf16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+@dataclass
+class Caster:
+    """Turns weights into one type; moments of the optimizer keep theirs.
+
+    Args:
+        target: None keeps the bits of everything.
+
+    Attributes:
+        elements: Elements that changed type.
+        overflows: Names of tensors, each with the number of finite elements that became infinite.
+    """
+
+    target: torch.dtype | None
+    elements: int = 0
+    overflows: dict[str, int] = field(default_factory=dict)
+
+    def dtype_of(self, name: str, dtype: torch.dtype) -> torch.dtype:
+        """Return the type in which a tensor is written."""
+        return dtype if self.target is None or name.startswith("optim.") else self.target
+
+    def __call__(self, name: str, tensor: Tensor, *, counts: bool = True) -> Tensor:
+        """Cast a piece of tensor `name`; `counts` is off where the same piece is cast again for comparison."""
+        wanted = self.dtype_of(name, tensor.dtype)
+        if wanted == tensor.dtype:
+            return tensor
+        cast = tensor.to(wanted)
+        if counts:
+            self.elements += tensor.numel()
+            lost = int((torch.isinf(cast) & torch.isfinite(tensor)).sum())
+            if lost:
+                self.overflows[name] = self.overflows.get(name, 0) + lost
+        return cast

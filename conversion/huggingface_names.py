@@ -1,0 +1,121 @@
+"""Names and rows of GPT-2 and Llama-style models in Hugging Face files, against the canonical ones.
+
+GPT-2 (Conv1D) stores matrices as (in, out) and its fused projection as [all q; all k; all v].
+Llama and Qwen2 store (out, in) and q, k, v apart. Canonical rows of the fused projection go group
+by group: its query heads, one key head, one value head.
+"""
+
+from collections.abc import Iterator
+
+from conversion.huggingface_config import Architecture
+from conversion.linked_rows import Link, Run
+from training.config import ModelConfig
+
+_GPT2_LAYER = {
+    "attn.norm": "ln_1",
+    "attn.out": "attn.c_proj",
+    "mlp.norm": "ln_2",
+    "mlp.up": "mlp.c_fc",
+    "mlp.down": "mlp.c_proj",
+}
+_LLAMA_LAYER = {
+    "attn.norm": "input_layernorm",
+    "attn.out": "self_attn.o_proj",
+    "mlp.norm": "post_attention_layernorm",
+    "mlp.gate": "mlp.gate_proj",
+    "mlp.up": "mlp.up_proj",
+    "mlp.down": "mlp.down_proj",
+}
+
+
+def links_of(model: ModelConfig, architecture: Architecture) -> list[Link]:
+    """List what corresponds to what, for every tensor of a model.
+
+    Args:
+        model: With its vocabulary size; only rows of real tokens are linked.
+    """
+    return list(_gpt2(model) if architecture == "gpt2" else _llama(model))
+
+
+def _gpt2(model: ModelConfig) -> Iterator[Link]:
+    yield _vocab(model, "embedding.word.weight", "transformer.wte.weight")
+    yield _same(
+        "embedding.position.weight", "transformer.wpe.weight", (model.max_position_embeddings, model.hidden_size)
+    )
+    for layer in range(model.num_layers):
+        ours, theirs = f"layers.{layer}", f"transformer.h.{layer}"
+        for name, (rows, columns) in _matrices(model).items():
+            foreign = f"{theirs}.{_GPT2_LAYER[name]}"
+            yield _turned(f"{ours}.{name}.weight", f"{foreign}.weight", rows, columns)
+            yield _same(f"{ours}.{name}.bias", f"{foreign}.bias", (rows,))
+        runs = tuple(run for part in _query_key_value_runs(model) for run in part)
+        foreign = f"{theirs}.attn.c_attn"
+        shape = (model.hidden_size, model.qkv_size)
+        yield Link(f"{ours}.attn.qkv.weight", f"{foreign}.weight", shape, runs, is_transposed=True)
+        yield Link(f"{ours}.attn.qkv.bias", f"{foreign}.bias", (model.qkv_size,), runs)
+        for name in ("attn.norm", "mlp.norm"):
+            yield from _norm(model, f"{ours}.{name}", f"{theirs}.{_GPT2_LAYER[name]}")
+    yield from _norm(model, "final_norm", "transformer.ln_f")
+    if not model.tied_embeddings:
+        yield _vocab(model, "output.weight", "lm_head.weight")
+
+
+def _llama(model: ModelConfig) -> Iterator[Link]:
+    yield _vocab(model, "embedding.word.weight", "model.embed_tokens.weight")
+    for layer in range(model.num_layers):
+        ours, theirs = f"layers.{layer}", f"model.layers.{layer}"
+        for part, runs in zip("qkv", _query_key_value_runs(model), strict=True):
+            # Rows of q, k and v are counted in the fused order [q; k; v]; here each starts at 0.
+            first, rows = runs[0].foreign, sum(run.count for run in runs)
+            own = tuple(Run(run.canonical, run.foreign - first, run.count) for run in runs)
+            foreign = f"{theirs}.self_attn.{part}_proj"
+            yield Link(f"{ours}.attn.qkv.weight", f"{foreign}.weight", (rows, model.hidden_size), own)
+            if model.qkv_bias:
+                yield Link(f"{ours}.attn.qkv.bias", f"{foreign}.bias", (rows,), own)
+        for name, shape in _matrices(model).items():
+            yield _same(f"{ours}.{name}.weight", f"{theirs}.{_LLAMA_LAYER[name]}.weight", shape)
+        for name in ("attn.norm", "mlp.norm"):
+            yield from _norm(model, f"{ours}.{name}", f"{theirs}.{_LLAMA_LAYER[name]}")
+    yield from _norm(model, "final_norm", "model.norm")
+    if not model.tied_embeddings:
+        yield _vocab(model, "output.weight", "lm_head.weight")
+
+
+def _matrices(model: ModelConfig) -> dict[str, tuple[int, int]]:
+    """Shapes (out, in) of a layer's matrices, all but the fused projection."""
+    hidden, ffn = model.hidden_size, model.ffn_hidden_size
+    inner = dict.fromkeys(("mlp.gate", "mlp.up") if model.is_gated else ("mlp.up",), (ffn, hidden))
+    return {"attn.out": (hidden, model.attention_size), **inner, "mlp.down": (hidden, ffn)}
+
+
+def _query_key_value_runs(model: ModelConfig) -> tuple[tuple[Run, ...], ...]:
+    """Rows of q, of k and of v: canonical against the order [all q; all k; all v]."""
+    groups, width = model.num_query_groups, model.head_dim
+    heads = model.num_attention_heads // groups
+    q_rows, k_rows = groups * heads * width, groups * width
+    q, k, v = [], [], []
+    for group in range(groups):
+        first = group * (heads + 2) * width
+        q.append(Run(first, group * heads * width, heads * width))
+        k.append(Run(first + heads * width, q_rows + group * width, width))
+        v.append(Run(first + (heads + 1) * width, q_rows + k_rows + group * width, width))
+    return tuple(q), tuple(k), tuple(v)
+
+
+def _vocab(model: ModelConfig, ours: str, theirs: str) -> Link:
+    if model.vocab_size is None:
+        raise ValueError("the model's vocab_size is not set")
+    return Link(ours, theirs, (model.vocab_size, model.hidden_size), (Run(0, 0, model.vocab_size),))
+
+
+def _norm(model: ModelConfig, ours: str, theirs: str) -> Iterator[Link]:
+    for part in ("weight", "bias") if model.norm == "layernorm" else ("weight",):
+        yield _same(f"{ours}.{part}", f"{theirs}.{part}", (model.hidden_size,))
+
+
+def _same(ours: str, theirs: str, shape: tuple[int, ...]) -> Link:
+    return Link(ours, theirs, shape, (Run(0, 0, shape[0]),))
+
+
+def _turned(ours: str, theirs: str, rows: int, columns: int) -> Link:
+    return Link(ours, theirs, (columns, rows), (Run(0, 0, rows),), is_transposed=True)

@@ -1,0 +1,115 @@
+"""Which piece of which tensor each rank of a layout holds, as training itself cuts and saves them.
+
+Tensor parallelism cuts a tensor first; data parallelism (`fully_shard`) cuts what is left into
+rows, or into columns where blocks of rows are fused in memory (gate and up). Several ranks hold
+what is not cut; one of them writes it.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from conversion.catalogue import Box, Shape, num_elements
+from training.config import LayoutConfig, ModelConfig
+from training.parameters import stage_layers, stored_parameters
+
+OPTIMIZER_PREFIX = "optim."
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A piece of a stored tensor; `shape` is that of the whole tensor."""
+
+    name: str
+    shape: Shape
+    box: Box
+
+
+def shards_by_rank(model: ModelConfig, layout: LayoutConfig, *, has_optimizer: bool) -> list[list[Shard]]:
+    """Deal every element of every tensor to exactly one rank.
+
+    Of the ranks that hold the same piece, the one with the smallest files so far writes it. Files
+    are measured by the sizes of the whole tensors, as `torch.distributed.checkpoint` does, so that
+    every piece lands where training would have put it.
+
+    Returns:
+        One list for each rank, in the order of ranks of the mesh (pp, dp, cp, tp).
+    """
+    held = [list(_held(model, layout, rank, has_optimizer)) for rank in range(layout.world_size)]
+    holders: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+    sizes: dict[str, int] = {}
+    for rank, shards in enumerate(held):
+        for shard in shards:
+            holders.setdefault(_key(shard), []).append(rank)
+            sizes[shard.name] = num_elements(shard.shape)
+    load = [0] * len(held)
+    writer: dict[tuple[str, tuple[int, ...]], int] = {}
+    for key, ranks in holders.items():
+        chosen = min(ranks, key=lambda rank: load[rank])
+        load[chosen] += sizes[key[0]]
+        writer[key] = chosen
+    return [[shard for shard in shards if writer[_key(shard)] == rank] for rank, shards in enumerate(held)]
+
+
+def _key(shard: Shard) -> tuple[str, tuple[int, ...]]:
+    return shard.name, tuple(start for start, _ in shard.box)
+
+
+def _held(model: ModelConfig, layout: LayoutConfig, rank: int, has_optimizer: bool) -> Iterator[Shard]:
+    """Everything that one rank holds, in the order in which its model lists it."""
+    tp, dp = layout.tensor_parallel, layout.data_parallel
+    tp_rank, dp_rank, pp_rank = rank % tp, rank // tp % dp, rank // (tp * dp)
+    stored = stored_parameters(model)
+    for group in _stage_groups(model, layout.pipeline_parallel, pp_rank):
+        shards = []
+        for name in group:
+            shape, tp_dim = stored[name]
+            dp_dim = None if layout.shard == "none" else _dp_dim(name, shape, model)
+            box = _cut(_cut(tuple((0, size) for size in shape), tp_dim, tp_rank, tp), dp_dim, dp_rank, dp)
+            # A tensor with fewer rows than ranks leaves some of them without a piece.
+            if all(start < stop for start, stop in box):
+                shards.append(Shard(name, shape, box))
+        yield from shards
+        for moment in MOMENTS if has_optimizer else ():
+            for shard in shards:
+                yield Shard(f"{OPTIMIZER_PREFIX}{shard.name}.{moment}", shard.shape, shard.box)
+
+
+def _stage_groups(model: ModelConfig, num_stages: int, stage: int) -> Iterator[tuple[str, ...]]:
+    """Names of a stage's tensors; those that are fused into one parameter together."""
+    is_first, is_last = stage == 0, stage == num_stages - 1
+    layers = stage_layers(model.num_layers, num_stages, stage)
+    names = list(stored_parameters(model))
+    if is_first:
+        yield from _alone(name for name in names if name.startswith("embedding."))
+    for name in names:
+        parts = name.split(".")
+        if parts[0] != "layers" or int(parts[1]) not in layers:
+            continue
+        if model.is_gated and ".mlp.gate." in name:
+            yield name, name.replace(".mlp.gate.", ".mlp.up.")
+        elif not (model.is_gated and ".mlp.up." in name):
+            yield (name,)
+    if is_last:
+        yield from _alone(name for name in names if name.startswith(("final_norm.", "output.")))
+        if model.tied_embeddings and not is_first:
+            yield ("embedding.word.weight",)
+
+
+def _alone(names: Iterable[str]) -> Iterator[tuple[str, ...]]:
+    return ((name,) for name in names)
+
+
+def _dp_dim(name: str, shape: Shape, model: ModelConfig) -> int:
+    is_fused = model.is_gated and (".mlp.gate." in name or ".mlp.up." in name)
+    return 1 if is_fused and len(shape) > 1 else 0
+
+
+def _cut(box: Box, dim: int | None, rank: int, size: int) -> Box:
+    """Cut as `torch.chunk` does: parts of equal size, the last one smaller, some perhaps empty."""
+    if dim is None or size == 1:
+        return box
+    start, stop = box[dim]
+    part = -(-(stop - start) // size)
+    first = min(start + rank * part, stop)
+    return (*box[:dim], (first, min(first + part, stop)), *box[dim + 1 :])

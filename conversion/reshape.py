@@ -1,0 +1,135 @@
+"""The reshape stage: read descriptions, plan, stream, verify. Imports torch; `stage` imports this when it works."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from contracts.artifact import Artifact
+from contracts.errors import ConfigError
+from contracts.store import Workspace
+from conversion.catalogue import Checkpoint
+from conversion.config import ReshapeConfig
+from conversion.huggingface import HuggingFaceTarget, weight_files
+from conversion.reading import open_checkpoint
+from conversion.targets import Plan, dropped_and_kept, make_plan
+from conversion.tokenizer_files import copy_tokenizer, special_token_ids, tokenizer_files
+from conversion.verification import check_source_files, compare_written
+from training.flops import parameter_count, step_flops_per_token
+
+
+def reshape(settings: ReshapeConfig, inputs: Mapping[str, Artifact], workspace: Workspace) -> dict[str, Any]:
+    """Write the source in another layout or format, read it back, and say what was carried over.
+
+    Args:
+        inputs: `checkpoint`, of kind checkpoint or model; else `settings.checkpoint` names a path.
+
+    Raises:
+        ConfigError: There is no such checkpoint, or it cannot be cut or written as asked.
+        InputError: The source is damaged or not supported; nothing has been written then.
+        ShardlineError: What was written differs from the source.
+    """
+    path = source_path(settings, inputs)
+    source = open_checkpoint(path, settings.step)
+    try:
+        plan = make_plan(source, settings)
+        for line in (*plan.notes, *(f"left behind: {item}" for item in plan.dropped)):
+            workspace.progress.note(line)
+        if settings.verify and source.format == "native":
+            check_source_files(source.path, source.info, workspace.store.digest, progress=workspace.progress)
+        files = tokenizer_files(source.path)
+        if "tokenizer.json" not in files:
+            workspace.progress.note(f"{source.path} carries no tokenizer.json, so the result has none either")
+        folder = _write(plan, files, inputs, workspace)
+        written = open_checkpoint(folder)
+        summary = _summary(plan, written, path, has_tokenizer="tokenizer.json" in files)
+        try:
+            summary |= _checks(settings, plan, source, written, workspace)
+        finally:
+            written.tensors.close()
+        return summary
+    finally:
+        source.tensors.close()
+
+
+def source_path(settings: ReshapeConfig, inputs: Mapping[str, Artifact]) -> Path:
+    """Return the folder of the source.
+
+    Raises:
+        ConfigError: Neither an artifact nor a path is given.
+    """
+    if "checkpoint" in inputs:
+        return inputs["checkpoint"].path
+    if settings.checkpoint is None:
+        raise ConfigError("reshape has no source. Give one with --checkpoint, or set reshape.checkpoint.")
+    return Path(settings.checkpoint).expanduser()
+
+
+def _write(plan: Plan, files: Mapping[str, Path], inputs: Mapping[str, Artifact], workspace: Workspace) -> Path:
+    root = workspace.path
+    if isinstance(plan.target, HuggingFaceTarget):
+        token_ids = {**plan.source.info.extra.get("token_ids", {}), **special_token_ids(files)}
+        digests = plan.target.write(
+            root, token_ids=token_ids, progress=workspace.progress, is_resumed=workspace.is_resumed
+        )
+        workspace.known_digests |= digests
+        copy_tokenizer(files, root)
+        return root
+    extra: dict[str, Any] = {"reshaped_from": {"format": plan.source.format, "layout": dict(plan.source.info.layout)}}
+    if "checkpoint" in inputs:
+        extra["reshaped_from"]["fingerprint"] = inputs["checkpoint"].fingerprint
+    if files:
+        copy_tokenizer(files, root / "tokenizer")
+    folder = plan.target.write(root, extra=extra, progress=workspace.progress, is_resumed=workspace.is_resumed)
+    from training.step_folders import read_info
+
+    for name, facts in read_info(folder).files.items():
+        workspace.known_digests[f"{folder.name}/{name}"] = facts["sha256"]
+    return folder
+
+
+def _checks(
+    settings: ReshapeConfig, plan: Plan, source: Checkpoint, written: Checkpoint, workspace: Workspace
+) -> dict[str, Any]:
+    checks: dict[str, Any] = {}
+    if settings.verify:
+        checks["verified_tensors"] = compare_written(written, plan.source, plan.caster, progress=workspace.progress)
+    if settings.logits:
+        from conversion.logits import max_logit_difference
+
+        checks["logits_max_difference"] = max_logit_difference(source, written)
+    return checks
+
+
+def _summary(plan: Plan, written: Checkpoint, path: Path, *, has_tokenizer: bool) -> dict[str, Any]:
+    info, model, caster = plan.source.info, plan.target.model, plan.caster
+    summary: dict[str, Any] = {
+        "step": info.step,
+        "consumed_samples": info.consumed_samples,
+        "tokens": info.consumed_tokens,
+        "parameters": parameter_count(model),
+        "vocab_size": model.vocab_size,
+        "seq_length": info.seq_length,
+        "flops_per_token": step_flops_per_token(model, info.seq_length),
+        "model": model.model_dump(mode="json"),
+        "format": written.format,
+        "source_format": plan.source.format,
+        "bytes": plan.target.size_bytes,
+        "dtype": written.info.dtype,
+        "cast_elements": caster.elements,
+        "cast_overflows": sum(caster.overflows.values()),
+        "has_tokenizer": has_tokenizer,
+        **dropped_and_kept(plan),
+    }
+    if caster.overflows:
+        summary["overflowed_tensors"] = dict(caster.overflows)
+        summary["notes"].append(
+            f"{summary['cast_overflows']} elements became infinite in {written.info.dtype}, "
+            f"first in {next(iter(caster.overflows))}"
+        )
+    if isinstance(plan.target, HuggingFaceTarget):
+        summary |= {"architecture": plan.target.architecture, "files": [f.name for f in weight_files(written.path)]}
+    else:
+        layout = plan.target.layout
+        summary |= {"layout": layout.model_dump(mode="json"), "checkpoint": written.path.name}
+        summary["files"] = sorted(written.info.files)
+    return summary

@@ -1,0 +1,57 @@
+"""The reshape stage under its two kinds: a native checkpoint, or an exported model. Light: no torch."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from contracts.artifact import Artifact
+from contracts.errors import ConfigError
+from contracts.stage import Stage
+from contracts.store import Workspace
+from conversion.config import ReshapeConfig
+from conversion.detect import format_of
+from conversion.step_choice import native_step_folder
+from conversion.tokenizer_files import tokenizer_files
+
+
+def _reshape(settings: ReshapeConfig, inputs: Mapping[str, Artifact], workspace: Workspace) -> dict[str, Any]:
+    from conversion.reshape import reshape
+
+    return reshape(settings, inputs, workspace)
+
+
+def _raw_files(settings: ReshapeConfig) -> dict[str, Path]:
+    """The files of a source that is given by path.
+
+    The manifest of a native step folder holds the digests of all its files, so it stands for them;
+    the stage compares them before it writes.
+    """
+    if settings.checkpoint is None:
+        return {}
+    path = Path(settings.checkpoint).expanduser()
+    kind = format_of(path)
+    if kind is None:
+        raise ConfigError(f"reshape.checkpoint is {path}, which holds no checkpoint.")
+    files: dict[str, Path] = {}
+    if kind == "native":
+        folder, _ = native_step_folder(path, settings.step)
+        files["manifest.json"] = folder / "manifest.json"
+        path = folder
+    elif kind == "huggingface":
+        names = [
+            "config.json",
+            *(file.name for pattern in ("*.safetensors", "*.index.json") for file in path.glob(pattern)),
+        ]
+        files |= {name: path / name for name in sorted(names)}
+    return files | {f"tokenizer/{name}": file for name, file in tokenizer_files(path).items()}
+
+
+RESHAPE = Stage(
+    name="reshape", version=1, kind="checkpoint", settings=ReshapeConfig, work=_reshape, raw_files=_raw_files
+)
+EXPORT = Stage(name="reshape", version=1, kind="model", settings=ReshapeConfig, work=_reshape, raw_files=_raw_files)
+
+
+def stage_for(settings: ReshapeConfig) -> Stage[ReshapeConfig]:
+    """Return the stage whose artifact has the kind that `settings.to` makes."""
+    return EXPORT if settings.to == "huggingface" else RESHAPE

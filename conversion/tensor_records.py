@@ -1,0 +1,181 @@
+"""The record of one tensor inside a checkpoint file: a small archive as `torch.save` writes it.
+
+Reading finds the bytes of the data and runs nothing; writing is `torch.save` itself.
+"""
+
+import contextlib
+import io
+import pickle
+import zipfile
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from conversion.catalogue import Shape, num_elements
+from conversion.file_reading import FileReader
+
+_DESCRIPTION_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class TensorRecord:
+    """Where the data of a stored tensor lies.
+
+    Args:
+        storage_start: Byte of the file at which its storage begins.
+        storage_offset: Elements of the storage before its first.
+        storage_numel: Elements of the storage.
+        stride: In elements.
+        is_contiguous: Its elements follow each other.
+        start: Byte of the file with its first element.
+    """
+
+    storage_start: int
+    storage_offset: int
+    storage_numel: int
+    stride: Shape
+    is_contiguous: bool
+    start: int
+
+
+class _Described(NamedTuple):
+    storage: tuple[torch.dtype, str, int]
+    offset: int
+    size: Shape
+    stride: Shape
+
+
+def read_record(
+    files: FileReader, path: Path, offset: int, length: int, *, dtype: torch.dtype, shape: Shape
+) -> TensorRecord:
+    """Find the data of the record at byte `offset` of a file, without reading it.
+
+    Raises:
+        Exception: It is damaged (of whatever kind `zipfile` and `pickle` raise), or is not the tensor
+            that was expected (ValueError).
+    """
+    with zipfile.ZipFile(io.BufferedReader(_Window(files, path, offset, length), 1024)) as archive:
+        members = {item.filename.partition("/")[2]: item for item in archive.infolist()}
+    # The sums of small members are not checked: torch leaves them out on request, and sha256 covers the file.
+    start, size = _place(files, path, offset, members["data.pkl"])
+    if size > _DESCRIPTION_BYTES:
+        raise ValueError("its description is longer than that of any tensor")
+    described = _RecordUnpickler(io.BytesIO(files.read_bytes(path, start, size))).load()
+    if not isinstance(described, _Described):
+        raise ValueError("it holds no tensor")
+    if (
+        "byteorder" in members
+        and files.read_bytes(path, *_place(files, path, offset, members["byteorder"])) != b"little"
+    ):
+        raise ValueError("its bytes are not little-endian")
+    stored, key, numel = described.storage
+    if stored != dtype or tuple(described.size) != shape:
+        raise ValueError(f"it holds {stored} {list(described.size)}, and .metadata says {dtype} {list(shape)}")
+    start, size = _place(files, path, offset, members[f"data/{key}"])
+    if size != numel * dtype.itemsize:
+        raise ValueError("its data has another size than its description says")
+    last = described.offset + sum((n - 1) * s for n, s in zip(described.size, described.stride, strict=True))
+    if num_elements(shape) and not 0 <= described.offset <= last < numel:
+        raise ValueError("it reaches beyond its data")
+    if min(described.stride, default=0) < 0:
+        raise ValueError("it has a negative stride")
+    is_contiguous = (
+        torch.empty(described.size, device="meta").as_strided(described.size, described.stride).is_contiguous()
+    )
+    first = start + described.offset * dtype.itemsize
+    return TensorRecord(start, described.offset, numel, tuple(described.stride), is_contiguous, first)
+
+
+def _place(files: FileReader, path: Path, offset: int, member: zipfile.ZipInfo) -> tuple[int, int]:
+    """Byte at which the data of a member begins, and its size."""
+    if member.compress_type != zipfile.ZIP_STORED:
+        raise ValueError("it is compressed")
+    # A local file header has 30 bytes, then the name and an extra field of its own length.
+    lengths = files.read_bytes(path, offset + member.header_offset + 26, 4)
+    name_length, extra_length = int.from_bytes(lengths[:2], "little"), int.from_bytes(lengths[2:], "little")
+    return offset + member.header_offset + 30 + name_length + extra_length, member.file_size
+
+
+class _Window(io.RawIOBase):
+    """The bytes of one record, as a file of their own."""
+
+    def __init__(self, files: FileReader, path: Path, offset: int, length: int) -> None:
+        self._files, self._path, self._offset, self._length = files, path, offset, length
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._length}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        count = min(len(buffer), self._length - self._at)
+        if count <= 0:
+            return 0
+        buffer[:count] = self._files.read_bytes(self._path, self._offset + self._at, count)
+        self._at += count
+        return count
+
+
+_STORAGES = {
+    "DoubleStorage": torch.float64,
+    "FloatStorage": torch.float32,
+    "HalfStorage": torch.float16,
+    "BFloat16Storage": torch.bfloat16,
+    "LongStorage": torch.int64,
+    "IntStorage": torch.int32,
+    "ShortStorage": torch.int16,
+    "CharStorage": torch.int8,
+    "ByteStorage": torch.uint8,
+    "BoolStorage": torch.bool,
+}
+
+
+class _RecordUnpickler(pickle.Unpickler):
+    """Reads the description of one tensor; nothing but its few names can be looked up."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "torch" and name in _STORAGES:
+            return _STORAGES[name]
+        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
+            return _describe
+        if (module, name) == ("collections", "OrderedDict"):
+            return OrderedDict
+        raise pickle.UnpicklingError(f"it names {module}.{name}, which no tensor needs")
+
+    def persistent_load(self, pid: Any) -> tuple[torch.dtype, str, int]:
+        kind, dtype, key, _, numel = pid
+        if kind != "storage" or not isinstance(dtype, torch.dtype):
+            raise pickle.UnpicklingError("it refers to something that is no storage")
+        return dtype, str(key), int(numel)
+
+
+def _describe(storage: Any, offset: int, size: Shape, stride: Shape, *_: Any) -> _Described:
+    return _Described(storage, int(offset), tuple(size), tuple(stride))
+
+
+@contextlib.contextmanager
+def without_crc32() -> Iterator[None]:
+    """Let `torch.save` leave out CRC-32 sums: they cost more than the copy, and sha256 of the file is kept."""
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        yield
+    finally:
+        torch.serialization.set_crc32_options(before)
+
+
+def write_record(file: Any, tensor: Tensor) -> None:
+    """Append the record of a contiguous tensor with a storage of its own."""
+    torch.save(tensor, file)

@@ -1,0 +1,86 @@
+"""Reads a finished checkpoint back through its own reader and compares it with the source, bit by bit."""
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from contracts.errors import InputError, ShardlineError
+from contracts.progress import Progress
+from conversion.casting import Caster
+from conversion.catalogue import Box, Checkpoint, TensorEntry, equal_bits, row_blocks
+from conversion.native import NativeCatalogue
+from training.config import ModelConfig
+from training.step_folders import CheckpointInfo
+
+
+def check_source_files(
+    folder: Path, info: CheckpointInfo, digest: Callable[[Path], str], *, progress: Progress
+) -> None:
+    """Compare the files of a native source with the digests in its manifest.
+
+    Args:
+        digest: sha256 of a file; the store's remembers files that did not change.
+
+    Raises:
+        InputError: A file differs from what was written.
+    """
+    for n, (name, facts) in enumerate(info.files.items(), 1):
+        if digest(folder / name) != facts["sha256"]:
+            raise InputError(
+                f"{folder / name}: is damaged (its sha256 differs from the one in the manifest). Restore it, or take "
+                "another step."
+            )
+        progress.update(n, total=len(info.files), unit="source files")
+
+
+def compare_written(written: Checkpoint, source: Checkpoint, caster: Caster, *, progress: Progress) -> int:
+    """Compare every tensor of a written checkpoint with the source.
+
+    Both are read under canonical names, so a foreign format is mapped back by its reader. Rows that
+    are padding of the vocabulary on either side are left out.
+
+    Returns:
+        Number of tensors compared.
+
+    Raises:
+        ShardlineError: A tensor is missing or differs; names it and the place.
+    """
+    sizes = {name: entry.size_bytes for name, entry in written.tensors.entries.items()}
+    total, done = sum(sizes.values()), 0
+    missing = [name for name in source.info.parameters if name not in sizes]
+    if missing:
+        raise ShardlineError(f"{written.path}: verification failed: tensor {missing[0]} was not written.")
+    vocab_rows = _vocab_rows(written, source)
+    for name, entry in written.tensors.entries.items():
+        for box in _boxes(written, entry, vocab_rows):
+            expected = caster(name, source.tensors.read(name, box), counts=False)
+            if not equal_bits(written.tensors.read(name, box), expected):
+                raise ShardlineError(
+                    f"{written.path}: verification failed: tensor {name} differs from the source in "
+                    f"{' x '.join(f'{a}..{b}' for a, b in box)}. The disk or the memory may be faulty; start again."
+                )
+        done += sizes[name]
+        progress.update(done, total=total, unit="bytes verified")
+    return len(sizes)
+
+
+def _vocab_rows(written: Checkpoint, source: Checkpoint) -> Mapping[str, int]:
+    """Rows of real tokens, for the tensors whose padding differs between the two."""
+    model = ModelConfig.model_validate(dict(written.info.model))
+    rows = model.vocab_size or 0
+    return {
+        name: rows
+        for name, entry in written.tensors.entries.items()
+        if entry.shape != source.tensors.entries[name].shape or written.format != "native"
+        if name.removeprefix("optim.").startswith(("embedding.word.", "output."))
+    }
+
+
+def _boxes(written: Checkpoint, entry: TensorEntry, vocab_rows: Mapping[str, int]) -> Iterator[Box]:
+    if isinstance(written.tensors, NativeCatalogue):
+        for chunk in written.tensors.chunks[entry.name]:
+            yield from row_blocks(chunk.box, entry.dtype.itemsize)
+        return
+    box = entry.box
+    if entry.name in vocab_rows:
+        box = ((0, vocab_rows[entry.name]), *box[1:])
+    yield from row_blocks(box, entry.dtype.itemsize, 2 * 32 * 2**20)
