@@ -161,7 +161,6 @@ def _only(inputs: dict[str, str], *names: str) -> dict[str, str]:
 
 
 def _after_training(config: PipelineConfig, pretrain: PretrainConfig) -> list[Step]:
-    from conversion.stage import RESHAPE, stage_for
     from evaluation.stage import EVALUATE, REPORT
     from training.stage import PRETRAIN
 
@@ -169,6 +168,8 @@ def _after_training(config: PipelineConfig, pretrain: PretrainConfig) -> list[St
     steps = [Step("pretrain", PRETRAIN, pretrain, {"dataset0": "ingest"}, label=name)]
     native = {"pretrain": "pretrain"}  # what can be measured: name to the step with its native checkpoint
     for target in config.reshape:
+        from conversion.stage import RESHAPE, stage_for
+
         settings = ReshapeConfig.model_validate(target.model_dump(exclude={"name"}))
         step = f"reshape.{target.name}"
         stage = stage_for(settings)

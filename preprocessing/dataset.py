@@ -125,6 +125,16 @@ class TokenDataset:
         first = sum(item.num_documents for item in self.shards[:shard_number])
         return first + document, int(earlier) + offset
 
+    def column(self, name: str) -> list[Any] | None:
+        """Return one column of `documents.parquet`, by document; None where there is no such table."""
+        import pyarrow.parquet as pq
+
+        table_path = self.path / DOCUMENTS
+        if not table_path.is_file():
+            return None
+        values: list[Any] = pq.read_table(table_path, columns=[name]).column(0).to_pylist()
+        return values
+
     def document_rows(self, documents: npt.NDArray[np.int64]) -> list[dict[str, Any]]:
         """Return the rows of `documents.parquet` for some documents, in their order.
 
