@@ -4,6 +4,8 @@ import contextlib
 import errno
 import os
 import uuid
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from contracts.errors import ShardlineError
@@ -71,3 +73,9 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_all(paths: Iterable[Path]) -> None:
+    """Wait until the disk has the bytes of many files; together they wait for few journal commits."""
+    with ThreadPoolExecutor(max_workers=16) as pool:
+        list(pool.map(sync, paths))

@@ -26,6 +26,7 @@ from contracts.projection import (
     pushed_step,
     repair,
     run_tags,
+    store_id,
 )
 from contracts.store import ArtifactStore
 from contracts.tracking import RunView, Status, Tracker
@@ -55,7 +56,7 @@ class MetricTailer:
         self._offset = 0
         self._queue: list[Point] = []
         self._replays = Replays()
-        self._pushed_step = -1
+        self._pushed_step = pushed_step(self.run) if self.run else -1
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="metric-tailer", daemon=True)
 
@@ -68,6 +69,8 @@ class MetricTailer:
         """Push the rest, but wait no longer than `timeout_s`; returns how many lines are left."""
         self._stop.set()
         self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            self.error = ShardlineError("MLflow does not answer; `shardline lineage sync` catches up.")
         points, _ = read_points(self.path, self._offset)
         return len(self._queue) + len(points)
 
@@ -156,7 +159,11 @@ def run_tracked(
             note(f"{left} lines of {path / METRICS_FILE} are not in MLflow yet; the next start pushes them.")
         raise
     left = tailer.close()
-    if not _tell_failure(lambda: project(artifact, store, tracker), note) and left:
+    if tailer.error is not None:  # a server that is down now would only be waited for once more
+        note(str(tailer.error))
+    elif _tell_failure(lambda: project(artifact, store, tracker), note):
+        return artifact
+    if left:
         note(f"{left} lines of {artifact.path / METRICS_FILE} wait for `shardline lineage sync`.")
     return artifact
 
@@ -167,10 +174,10 @@ def _open_run(
     """Make the run of a build that begins, or re-open the one that it goes on with."""
     with one_at_a_time(store):
         repair(tracker, store, except_fingerprint=recipe.fingerprint)
-        run = tracker.find_unfinished(recipe.fingerprint)
+        run = tracker.find_unfinished(recipe.fingerprint, store_id(store))
         if run is None:
             start_ms = round(time.time() * 1000)
-            run = tracker.create_run(name, run_tags(recipe, store.relative(path)), start_ms=start_ms)
+            run = tracker.create_run(name, run_tags(store, recipe, path), start_ms=start_ms)
         else:
             tracker.set_status(run.run_id, "RUNNING")
     log_settings(tracker, run, config)

@@ -8,6 +8,7 @@ import contextlib
 import fcntl
 import json
 import time
+import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,18 @@ from contracts.lineage import Relative, ancestors, describe
 from contracts.metrics import Point, Replays, is_loggable, numbers, read_points
 from contracts.provenance import masked
 from contracts.store import ArtifactStore
-from contracts.tracking import CONTENT, FINGERPRINT, INPUTS, PATH, STAGE, DatasetUse, Number, RunView, Tracker
+from contracts.tracking import (
+    CONTENT,
+    FINGERPRINT,
+    INPUTS,
+    PATH,
+    STAGE,
+    STORE,
+    DatasetUse,
+    Number,
+    RunView,
+    Tracker,
+)
 
 METRICS_FILE = "metrics.jsonl"
 PUSHED_STEP, RESUMED_FROM = "shardline.metrics_step", "shardline.resumed_from"
@@ -50,7 +62,8 @@ def sync(store: ArtifactStore, tracker: Tracker, *, note: Callable[[str], None] 
     Raises:
         TrackingError: MLflow does not answer.
     """
-    repaired = repair(tracker, store)
+    with one_at_a_time(store):  # two processes that make one new database spoil it
+        repaired = repair(tracker, store)
     known = {(r.fingerprint, r.tags.get(CONTENT)) for r in tracker.runs() if _is_complete(r)}
     written = unchanged = 0
     for artifact in sorted(store.artifacts(), key=lambda item: float(item.manifest.provenance.get("finished", 0))):
@@ -67,8 +80,9 @@ def sync(store: ArtifactStore, tracker: Tracker, *, note: Callable[[str], None] 
 def repair(tracker: Tracker, store: ArtifactStore, *, except_fingerprint: str = "") -> int:
     """Mend runs that say RUNNING although nobody works on them, as after kill -9; returns how many."""
     repaired = 0
-    for run in tracker.runs("attributes.status = 'RUNNING'"):
-        if run.fingerprint in ("", except_fingerprint):
+    mine = f"attributes.status = 'RUNNING' and tags.`{STORE}` = '{store_id(store)}'"
+    for run in tracker.runs(mine):
+        if run.fingerprint == except_fingerprint:
             continue
         if lease_holder(store.root / run.tags.get(PATH, "unknown")) is None:
             tracker.set_status(run.run_id, "KILLED", end_ms=_now_ms())
@@ -91,8 +105,9 @@ def _project(artifact: Artifact, store: ArtifactStore, tracker: Tracker) -> RunV
     run = tracker.find_run(artifact.fingerprint, manifest.content)
     if run is not None and _is_complete(run):
         return run
+    run = run or tracker.find_unfinished(artifact.fingerprint, store_id(store))
     if run is None:
-        tags = run_tags(manifest.recipe, store.relative(artifact.path))
+        tags = run_tags(store, manifest.recipe, artifact.path)
         run = tracker.create_run(artifact.name, tags, start_ms=_ms(manifest.provenance.get("started")))
     finished_ms = _ms(manifest.provenance.get("finished"))
     tracker.set_tags(run.run_id, {CONTENT: manifest.content})
@@ -131,14 +146,26 @@ def _is_complete(run: RunView) -> bool:
     return run.status == "FINISHED" and run.tags.get(_PROJECTED) == _VERSION
 
 
-def run_tags(recipe: Recipe, path: str) -> dict[str, str]:
+def run_tags(store: ArtifactStore, recipe: Recipe, path: Path) -> dict[str, str]:
     """Return the tags by which a run is found, also while its artifact is still being built."""
     return {
         STAGE: recipe.stage,
         FINGERPRINT: recipe.fingerprint,
         INPUTS: ",".join(recipe.inputs.values()),
-        PATH: path,
+        PATH: store.relative(path),
+        STORE: store_id(store),
     }
+
+
+def store_id(store: ArtifactStore) -> str:
+    """Return the name that a store keeps when it is moved: many stores may share one MLflow server."""
+    path = store.root / ".store-id"
+    with contextlib.suppress(OSError):
+        store.root.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
+            file.write(uuid.uuid4().hex)
+        return path.read_text(encoding="utf-8").strip()
+    return str(store.root.resolve())
 
 
 def log_settings(tracker: Tracker, run: RunView, config: Mapping[str, Any]) -> list[str]:
@@ -306,13 +333,22 @@ def _evaluation_numbers(
 
 def write_notes(tracker: Tracker, store: ArtifactStore, artifact: Artifact, relatives: list[Relative]) -> None:
     """Write the Markdown notes of a run, of its model, and of the runs directly above it."""
-    _write_note(tracker, artifact, relatives)
+    runs: dict[str, RunView | None] = {}
+
+    def run_of(fingerprint: str) -> RunView | None:
+        if fingerprint not in runs:
+            runs[fingerprint] = tracker.find_run(fingerprint)
+        return runs[fingerprint]
+
+    _write_note(tracker, artifact, relatives, run_of)
     for relative in relatives:
         if relative.depth == 1 and isinstance(relative.item, Artifact):
-            _write_note(tracker, relative.item, ancestors(store, relative.item))
+            _write_note(tracker, relative.item, ancestors(store, relative.item), run_of)
 
 
-def _write_note(tracker: Tracker, artifact: Artifact, relatives: list[Relative]) -> None:
+def _write_note(
+    tracker: Tracker, artifact: Artifact, relatives: list[Relative], run_of: Callable[[str], RunView | None]
+) -> None:
     run = tracker.find_run(artifact.fingerprint, artifact.manifest.content)
     if run is None:
         return
@@ -322,13 +358,11 @@ def _write_note(tracker: Tracker, artifact: Artifact, relatives: list[Relative])
     model_id = None
     if artifact.kind in _MODELS:
         model_id = tracker.find_model(artifact.fingerprint, artifact.manifest.content)
-        lines += [
-            f"[run]({link}/runs/{run.run_id})" + (f" · [model]({link}/models/{model_id})" if model_id else ""),
-            "",
-        ]
+        model = f" · [model]({link}/models/{model_id})" if model_id else ""
+        lines += [f"[run]({link}/runs/{run.run_id}){model}", ""]
     lines += ["Made of:", ""] if relatives else []
     for relative in relatives:
-        found = tracker.find_run(relative.item.fingerprint)
+        found = run_of(relative.item.fingerprint)
         name = describe(relative.item).split("  [")[0]
         text = f"[{name}]({link}/runs/{found.run_id})" if found else name
         lines.append(f"{'  ' * (relative.depth - 1)}- {relative.name}: {text}")
@@ -347,7 +381,7 @@ def _write_note(tracker: Tracker, artifact: Artifact, relatives: list[Relative])
 
 
 @contextlib.contextmanager
-def one_at_a_time(store: ArtifactStore, *, wait_s: float = 30.0) -> Iterator[None]:
+def one_at_a_time(store: ArtifactStore, *, wait_s: float = 120.0) -> Iterator[None]:
     """Let one process at a time look for a run and make it, so that none is made twice."""
     deadline = time.monotonic() + wait_s
     try:

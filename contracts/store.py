@@ -18,7 +18,7 @@ from typing import Any, Literal
 from contracts.artifact import KINDS, MANIFEST, Artifact, InputEntry, Manifest, legal_label, read_artifact
 from contracts.digests import BOOKKEEPING, DigestCache, content_digest, digest_files, missing_files
 from contracts.errors import ConfigError, InputError, ShardlineError
-from contracts.files import storage_error, sync, write_atomically
+from contracts.files import storage_error, sync, sync_all, write_atomically
 from contracts.fingerprint import SHORT_HEX, Recipe, canonical_json
 from contracts.lease import LOCK, Holder, Lease, lease_holder
 from contracts.progress import Progress, SilentProgress
@@ -219,8 +219,8 @@ class ArtifactStore:
             if leftover.is_file():
                 leftover.unlink()
         files = digest_files(path, workspace.known_digests)
-        for entry in files:
-            sync(path / entry.path)  # a manifest must not outlive, in a power cut, what it vouches for
+        # A manifest must not outlive, in a power cut, what it vouches for.
+        sync_all(path / entry.path for entry in files)
         attempts = _read_attempts(path)
         finished = time.time()
         times = {

@@ -8,6 +8,7 @@ projection of the manifests: it may be lost, be old or not answer, and nothing d
 import json
 import logging
 import os
+import re
 import threading
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +22,8 @@ from contracts.provenance import is_secret_name
 
 Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 STAGE, PIPELINE, FINGERPRINT = "shardline.stage", "shardline.pipeline", "shardline.fingerprint"
-CONTENT, INPUTS, PATH = "shardline.content", "shardline.inputs", "shardline.path"
+CONTENT, INPUTS = "shardline.content", "shardline.inputs"
+PATH, STORE = "shardline.path", "shardline.store"
 _MAX_VALUE, _MAX_BATCH, _MAX_METRICS, _MAX_TAG = 6000, 100, 1000, 8000
 _model_lock = threading.Lock()
 
@@ -112,7 +114,7 @@ class Tracker:
             return self._client
 
     def _failed(self, what: str, error: Exception) -> TrackingError:
-        reason = " ".join(str(error).split())[:300]
+        reason = _without_password(" ".join(str(error).split()))[:300]
         return TrackingError(
             f"MLflow at {_without_password(self.uri)} failed in {what}: {reason}. The artifacts are safe; "
             "when it is back, `shardline lineage sync` writes what is missing."
@@ -153,15 +155,13 @@ class Tracker:
                 return found
 
     def find_run(self, fingerprint: str, content: str | None = None) -> RunView | None:
-        """Find the run of an artifact; one that has another content already is another build's."""
-        for run in self.runs(f"tags.`{FINGERPRINT}` = '{fingerprint}'"):
-            if content is None or run.tags.get(CONTENT, content) == content:
-                return run
-        return None
-
-    def find_unfinished(self, fingerprint: str) -> RunView | None:
-        """Find the run of a build that was begun and not published."""
+        """Find the run of an artifact; where `content` is given, the one of this very build."""
         found = self.runs(f"tags.`{FINGERPRINT}` = '{fingerprint}'")
+        return next((run for run in found if content in (None, run.tags.get(CONTENT))), None)
+
+    def find_unfinished(self, fingerprint: str, store_id: str) -> RunView | None:
+        """Find the run of a build that was begun in a store and not published."""
+        found = self.runs(f"tags.`{FINGERPRINT}` = '{fingerprint}' and tags.`{STORE}` = '{store_id}'")
         return next((run for run in found if CONTENT not in run.tags), None)
 
     def create_run(self, name: str, tags: Mapping[str, str], *, start_ms: int) -> RunView:
@@ -306,11 +306,11 @@ def _quiet_client(uri: str) -> Any:
     # By default a dead server blocks each call for four minutes.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "1")
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "8")
     warnings.filterwarnings("ignore", module="mlflow")
     from mlflow import MlflowClient
 
-    for name in ("mlflow", "alembic"):
+    for name in ("mlflow", "alembic", "urllib3.connectionpool"):
         logging.getLogger(name).setLevel(logging.ERROR)
     return MlflowClient(tracking_uri=uri)
 
@@ -340,6 +340,5 @@ def fitted(text: str) -> str:
     return text if len(text) <= _MAX_TAG else text[: _MAX_TAG - len(mark)] + mark
 
 
-def _without_password(uri: str) -> str:
-    scheme, found, rest = uri.partition("://")
-    return f"{scheme}://***@{rest.rpartition('@')[2]}" if found and "@" in rest else uri
+def _without_password(text: str) -> str:
+    return re.sub(r"://[^/@\s]+@", "://***@", text)
