@@ -7,7 +7,7 @@ dimension) and never see files. So every format meets every layout without code 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -98,9 +98,10 @@ def row_blocks(box: Box, itemsize: int, block_bytes: int = BLOCK_BYTES) -> Itera
         yield ((start, min(start + rows, last)), *rest)
 
 
-def as_bytes(tensor: Tensor) -> Tensor:
-    """View a contiguous tensor as its bytes, flat uint8."""
-    return tensor.reshape(-1).view(torch.uint8)
+def memory_of(tensor: Tensor) -> memoryview:
+    """View a contiguous tensor as its bytes, without a copy."""
+    array: Any = tensor.reshape(-1).view(torch.uint8).numpy()
+    return memoryview(array)
 
 
 def equal_bits(a: Tensor, b: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""Tells the format of a checkpoint by what lies in its folder; light: reads names and one manifest, imports no torch."""
+"""Tells the format of a checkpoint by what lies in its folder; light: imports no torch."""
 
 import json
 import re

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from contracts.errors import InputError
-from conversion.catalogue import BLOCK_BYTES, Box, Shape, as_bytes, box_shape, num_elements
+from conversion.catalogue import BLOCK_BYTES, Box, Shape, box_shape, memory_of, num_elements
 
 # Below this many bytes a piece of a row is cheaper to copy out of whole rows than to read by itself.
 _DIRECT_ROW_BYTES = 4096
@@ -48,10 +48,10 @@ class FileReader:
         (first, last), *inner = box
         is_whole_rows = tuple(inner) == tuple((0, size) for size in shape[1:])
         if is_whole_rows and out.is_contiguous():
-            self._read_into(path, start + first * row_bytes, _memory(out))
+            self._read_into(path, start + first * row_bytes, memory_of(out))
         elif len(shape) == 2 and out.stride(1) == 1 and (inner[0][1] - inner[0][0]) * item >= _DIRECT_ROW_BYTES:
             for row in range(first, last):
-                self._read_into(path, start + row * row_bytes + inner[0][0] * item, _memory(out[row - first]))
+                self._read_into(path, start + row * row_bytes + inner[0][0] * item, memory_of(out[row - first]))
         else:
             self._read_by_blocks(path, start, shape, box, out)
 
@@ -63,7 +63,7 @@ class FileReader:
         wanted = tuple(slice(low, high) for low, high in inner)
         for row in range(first, last, rows):
             count = min(rows, last - row)
-            self._read_into(path, start + row * row_bytes, _memory(scratch[:count]))
+            self._read_into(path, start + row * row_bytes, memory_of(scratch[:count]))
             out[row - first : row - first + count] = scratch[(slice(0, count), *wanted)]
 
     def _read_into(self, path: Path, start: int, view: memoryview) -> None:
@@ -101,10 +101,6 @@ class FileReader:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
-
-
-def _memory(tensor: Tensor) -> memoryview:
-    return memoryview(as_bytes(tensor).numpy())
 
 
 def empty_box(box: Box, dtype: torch.dtype) -> Tensor:

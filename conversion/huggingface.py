@@ -147,7 +147,8 @@ def _check_names(
         item = stored[name]
         if item.entry.shape != shape:
             raise InputError(
-                f"{item.path}: tensor {name} has the shape {list(item.entry.shape)}, and {CONFIG} calls for {list(shape)}."
+                f"{item.path}: tensor {name} has the shape {list(item.entry.shape)}, and {CONFIG} calls for "
+                f"{list(shape)}."
             )
         if not item.entry.dtype.is_floating_point:
             raise InputError(

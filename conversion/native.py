@@ -54,7 +54,8 @@ def open_native(folder: Path) -> Checkpoint:
             raise InputError(f"{folder}: tensor {name} of the manifest is not in .metadata.")
         if entry.shape != tuple(shape):
             raise InputError(
-                f"{folder}: tensor {name} has the shape {list(entry.shape)} in .metadata and {list(shape)} in the manifest."
+                f"{folder}: tensor {name} has the shape {list(entry.shape)} in .metadata and {list(shape)} in the "
+                "manifest."
             )
     return Checkpoint(folder, "native", info, tensors)
 

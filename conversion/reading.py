@@ -40,7 +40,8 @@ def open_checkpoint(path: Path, step: int | None = None) -> Checkpoint:
             raise ConfigError(f"step is {step}, and {path} holds one model, of step {found.info.step}. Leave step out.")
         return found
     raise InputError(
-        f"{path}: is a {NAMES[kind]}, which cannot be read yet. Readable are native checkpoints and Hugging Face folders."
+        f"{path}: is a {NAMES[kind]}, which cannot be read yet. Readable are native checkpoints and Hugging Face "
+        "folders."
     )
 
 

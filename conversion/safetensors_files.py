@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from contracts.errors import InputError
-from conversion.catalogue import Box, Shape, TensorEntry, as_bytes, num_elements
+from conversion.catalogue import Box, TensorEntry, memory_of, num_elements
 from conversion.file_reading import FileReader, empty_box
 
 _DTYPES = {
@@ -166,7 +166,7 @@ def write_file(
             done = 0
             for piece in pieces(entry):
                 if piece.numel():
-                    _write_all(file.fileno(), memoryview(as_bytes(piece).numpy()), digest)
+                    _write_all(file.fileno(), memory_of(piece), digest)
                 done += piece.numel()
             if done != num_elements(entry.shape):
                 raise RuntimeError(f"{entry.name}: {done} elements were given for the shape {entry.shape}")
@@ -192,14 +192,3 @@ def split_into_files(entries: Mapping[str, TensorEntry], shard_bytes: int) -> li
         files[-1][name] = entry
         size += entry.size_bytes
     return files
-
-
-__all__ = [
-    "SafetensorsCatalogue",
-    "Shape",
-    "StoredTensor",
-    "header_bytes",
-    "read_header",
-    "split_into_files",
-    "write_file",
-]

@@ -87,8 +87,8 @@ def _padded(model: ModelConfig, layout: LayoutConfig) -> tuple[ModelConfig, list
     if rows % tp:
         model = model.model_copy(update={"vocab_multiple": math.lcm(model.vocab_multiple, tp)})
         notes.append(
-            f"the vocabulary is padded to {model.padded_vocab_size} rows (before: {rows}), so that tensor_parallel {tp} "
-            "divides them; padding never gets probability, so nothing that the model computes changes"
+            f"the vocabulary is padded to {model.padded_vocab_size} rows (before: {rows}), so that tensor_parallel "
+            f"{tp} divides them; padding never gets probability, so nothing that the model computes changes"
         )
     try:
         check_layout(model, layout)

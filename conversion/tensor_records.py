@@ -84,11 +84,18 @@ def read_record(
         raise ValueError("it reaches beyond its data")
     if min(described.stride, default=0) < 0:
         raise ValueError("it has a negative stride")
-    is_contiguous = (
-        torch.empty(described.size, device="meta").as_strided(described.size, described.stride).is_contiguous()
-    )
+    is_contiguous = _is_contiguous(described.size, described.stride)
     first = start + described.offset * dtype.itemsize
     return TensorRecord(start, described.offset, numel, tuple(described.stride), is_contiguous, first)
+
+
+def _is_contiguous(size: Shape, stride: Shape) -> bool:
+    expected = 1
+    for length, step in zip(reversed(size), reversed(stride), strict=True):
+        if length != 1 and step != expected:
+            return False
+        expected *= length
+    return True
 
 
 def _place(files: FileReader, path: Path, offset: int, member: zipfile.ZipInfo) -> tuple[int, int]:
