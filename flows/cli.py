@@ -23,6 +23,9 @@ SILENCE = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
 }
 
+# Flags after which several words may stand, as in --source a.jsonl b.jsonl.
+SEVERAL = ("--source", "--dataset", "--weights", "--task", "--evaluation")
+
 EPILOG = "Begin with: shardline init my-run && shardline run my-run/pipeline.yaml"
 
 
@@ -55,7 +58,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     if is_debug:
         logging.getLogger("matplotlib").setLevel(logging.WARNING)
-    sys.exit(_run(words, is_debug=is_debug))
+    sys.exit(_run(spread(words), is_debug=is_debug))
+
+
+def spread(words: Sequence[str]) -> list[str]:
+    """Repeat a flag before each of its words: --source a b becomes --source a --source b."""
+    result: list[str] = []
+    flag = None
+    for word in words:
+        if word.startswith("-"):
+            flag = word if word in SEVERAL else None
+        elif flag is not None and result[-1] != flag:
+            result.append(flag)
+        result.append(word)
+    return result
 
 
 def _run(words: list[str], *, is_debug: bool) -> int:

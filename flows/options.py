@@ -63,7 +63,7 @@ def settings_of(
         document = Document(inner, document.source, lines)
     document = with_overrides(document, [_in_section(text, section) for text in overrides or ()])
     data = {**document.data, **{name: value for name, value in flags.items() if value not in (None, [], ())}}
-    return validated(model, Document(data, document.source, document.lines))
+    return validated(model, Document(data, document.source, document.lines, document.origins))
 
 
 def _in_section(text: str, section: str) -> str:

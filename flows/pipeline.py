@@ -41,6 +41,7 @@ class TrackingConfig(Settings):
     uri: str | None = execution(
         None, description="MLflow address. Empty: MLFLOW_TRACKING_URI, else an sqlite file in the store."
     )
+    experiment: str = execution("shardline", description="MLflow experiment; `lineage sync --experiment` names it too.")
 
 
 class PipelineConfig(Settings):
@@ -123,7 +124,7 @@ def _with_absolute_paths(document: Document, folder: Path) -> Document:
                 place[key] = _absolute(value, folder)
             elif isinstance(value, list):
                 place[key] = [_absolute(item, folder) if isinstance(item, str) else item for item in value]
-    return Document(data, document.source, document.lines)
+    return Document(data, document.source, document.lines, document.origins)
 
 
 def _absolute(text: str, folder: Path) -> str:

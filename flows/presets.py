@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from contracts.errors import ConfigError
-from contracts.store import write_atomically
+from contracts.files import write_atomically
 from flows.pipeline import PipelineConfig
 
 _HERE = Path(__file__).resolve().parent

@@ -20,7 +20,8 @@ class Recorder:
 
     Args:
         store: Where the artifacts lie.
-        pipeline: Name of the chain; the MLflow experiment is called so.
+        pipeline: Name of the chain; a tag of its runs.
+        experiment: MLflow experiment.
         uri: MLflow address; None is MLFLOW_TRACKING_URI, else an sqlite file in the store.
         is_on: False records nothing.
         note: Told when something could not be written.
@@ -31,12 +32,14 @@ class Recorder:
         store: ArtifactStore,
         *,
         pipeline: str,
+        experiment: str = "shardline",
         uri: str | None = None,
         is_on: bool = True,
         note: Callable[[str], None] = log.warning,
     ) -> None:
         self._store = store
         self._pipeline = pipeline
+        self._experiment = experiment
         self._uri = uri or os.environ.get("MLFLOW_TRACKING_URI")
         self._is_on = is_on
         self._note = note
@@ -45,7 +48,8 @@ class Recorder:
     def of(cls, config: PipelineConfig, store: ArtifactStore, note: Callable[[str], None] = log.warning) -> "Recorder":
         """Make the recorder that a pipeline file asks for."""
         tracking = config.tracking
-        return cls(store, pipeline=config.name, uri=tracking.uri, is_on=tracking.is_on, note=note)
+        name, experiment = config.name, tracking.experiment
+        return cls(store, pipeline=name, experiment=experiment, uri=tracking.uri, is_on=tracking.is_on, note=note)
 
     def conduct(self, planned: Planned, build: Callable[[], Artifact]) -> Artifact:
         """Build a step and show it; a step that is done is left alone.
@@ -61,7 +65,7 @@ class Recorder:
         step = planned.step
         return run_tracked(
             build,
-            tracker=Tracker(self._store.root, self._pipeline, uri=self._uri),
+            tracker=Tracker(self._store.root, self._experiment, uri=self._uri, pipeline=self._pipeline),
             store=self._store,
             kind=step.stage.kind,
             label=step.label,
