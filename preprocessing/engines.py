@@ -32,6 +32,7 @@ SAFE_PATTERNS = frozenset({_GPT2, _CL100K % "{1,3}", _CL100K % ""})
 # space, and a run that precedes \S gives up its last character by (?!\S). No pattern looks back, and
 # the end of a piece satisfies (?!\S) just as the space that followed it did.
 _CUT = re.compile(r"(?= \S)")
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
 
 # The classes of the patterns, for text that is ASCII. (Python's own \s has \x1c-\x1f besides.)
 _ASCII_CLASSES = (
@@ -106,15 +107,25 @@ class PieceEngine:
         return np.frombuffer(b"".join(encoded), dtype=np.uint32), lengths
 
     def _cut(self, text: str) -> list[str]:
+        """Cut a text into pieces that are encoded alone: ASCII pre-tokens, and stretches around other characters."""
         pre_tokens = self._ascii_pre_tokens.findall
         if text.isascii():
             return pre_tokens(text)
         pieces: list[str] = []
-        for piece in _CUT.split(text):
-            if piece.isascii():
-                pieces += pre_tokens(piece)
-            else:
-                pieces.append(piece)
+        done = 0
+        for match in _NOT_ASCII.finditer(text):
+            if match.start() < done:
+                continue
+            begin = text.rfind(" ", done, match.start())
+            while begin > done and text[begin + 1].isspace():
+                begin = text.rfind(" ", done, begin)
+            begin = max(begin, done)
+            cut = _CUT.search(text, match.end())
+            end = cut.start() if cut else len(text)
+            pieces += pre_tokens(text, done, begin)
+            pieces.append(text[begin:end])
+            done = end
+        pieces += pre_tokens(text, done)
         return pieces
 
     def _learn(self, pieces: list[str]) -> dict[str, bytes]:
