@@ -13,6 +13,7 @@ from contracts.fingerprint import SHORT_HEX, Recipe
 MANIFEST = "manifest.json"
 MANIFEST_FORMAT = 1
 KINDS = ("corpus", "tokenizer", "dataset", "index", "checkpoint", "model", "evaluation", "report")
+MODEL_KINDS = ("checkpoint", "model")
 
 
 @dataclass(frozen=True)

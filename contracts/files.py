@@ -79,3 +79,12 @@ def sync_all(paths: Iterable[Path]) -> None:
     """Wait until the disk has the bytes of many files; together they wait for few journal commits."""
     with ThreadPoolExecutor(max_workers=16) as pool:
         list(pool.map(sync, paths))
+
+
+def folders_in(path: Path) -> list[str]:
+    """Name the folders in a folder, sorted; none if it does not exist."""
+    try:
+        with os.scandir(path) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []

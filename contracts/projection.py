@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from contracts.artifact import Artifact, InputEntry
+from contracts.artifact import MODEL_KINDS, Artifact, InputEntry
 from contracts.difference import flatten
 from contracts.errors import ShardlineError
 from contracts.fingerprint import Recipe
 from contracts.lease import lease_holder
-from contracts.lineage import Relative, ancestors, describe
+from contracts.lineage import Relative, ancestors
 from contracts.metrics import Point, Replays, is_loggable, numbers, read_points
+from contracts.notes import write_notes
 from contracts.provenance import masked
 from contracts.store import ArtifactStore
 from contracts.tracking import (
@@ -38,9 +39,8 @@ from contracts.tracking import (
 
 METRICS_FILE = "metrics.jsonl"
 PUSHED_STEP, RESUMED_FROM = "shardline.metrics_step", "shardline.resumed_from"
-NOTE = "mlflow.note.content"
 _PROJECTED, _VERSION = "shardline.projected", "1"
-_DATASETS, _MODELS = ("corpus", "dataset", "index"), ("checkpoint", "model")
+_DATASETS = ("corpus", "dataset", "index")
 _LEFT_OUT = "shardline.only_in_config_json"
 
 
@@ -118,10 +118,11 @@ def _project(artifact: Artifact, store: ArtifactStore, tracker: Tracker) -> RunV
     tracker.log_text(run.run_id, manifest.to_json(), "manifest.json")
     tracker.log_datasets(run, uses)
     push_history(tracker, run, artifact.path / METRICS_FILE)
-    models = {r.item.fingerprint: r.item for r in relatives if isinstance(r.item, Artifact) and r.item.kind in _MODELS}
+    above = [r.item for r in relatives if isinstance(r.item, Artifact) and r.item.kind in MODEL_KINDS]
+    models = {item.fingerprint: item for item in above}
     model_ids = {fp: _model_of(tracker, store, item) for fp, item in models.items()}
     own = None
-    if artifact.kind in _MODELS:
+    if artifact.kind in MODEL_KINDS:
         own = _own_model(tracker, run, artifact, relatives)
         tracker.log_numbers(run.run_id, _final_numbers(artifact, relatives, uses, own, finished_ms))
     if artifact.kind == "evaluation":
@@ -293,7 +294,7 @@ def _final_numbers(
     artifact: Artifact, relatives: list[Relative], uses: list[DatasetUse], model_id: str, time_ms: int
 ) -> Iterator[Number]:
     """Tie one number to model and training data: MLflow shows a model's data only through its metrics."""
-    sources = [artifact, *(r.item for r in relatives if isinstance(r.item, Artifact) and r.item.kind in _MODELS)]
+    sources = [artifact, *(r.item for r in relatives if isinstance(r.item, Artifact) and r.item.kind in MODEL_KINDS)]
     key, value, origin = "model/size_bytes", float(sum(e.size_bytes for e in artifact.manifest.files)), artifact
     for source in sources:
         losses = {k: v for k, v in numbers(source.summary).items() if "loss" in k}
@@ -329,55 +330,6 @@ def _evaluation_numbers(
             yield from (Number(name, value, time_ms, 0, model_id, dataset) for dataset in datasets)
             if not datasets:
                 yield Number(name, value, time_ms, 0, model_id)
-
-
-def write_notes(tracker: Tracker, store: ArtifactStore, artifact: Artifact, relatives: list[Relative]) -> None:
-    """Write the Markdown notes of a run, of its model, and of the runs directly above it."""
-    runs: dict[str, RunView | None] = {}
-
-    def run_of(fingerprint: str) -> RunView | None:
-        if fingerprint not in runs:
-            runs[fingerprint] = tracker.find_run(fingerprint)
-        return runs[fingerprint]
-
-    _write_note(tracker, artifact, relatives, run_of)
-    for relative in relatives:
-        if relative.depth == 1 and isinstance(relative.item, Artifact):
-            _write_note(tracker, relative.item, ancestors(store, relative.item), run_of)
-
-
-def _write_note(
-    tracker: Tracker, artifact: Artifact, relatives: list[Relative], run_of: Callable[[str], RunView | None]
-) -> None:
-    run = tracker.find_run(artifact.fingerprint, artifact.manifest.content)
-    if run is None:
-        return
-    link = f"#/experiments/{tracker.experiment_id}"
-    lines = [f"**{artifact.manifest.recipe.stage}** made `{artifact.kind}/{artifact.name}`", ""]
-    lines += [f"`{artifact.path}`", ""]
-    model_id = None
-    if artifact.kind in _MODELS:
-        model_id = tracker.find_model(artifact.fingerprint, artifact.manifest.content)
-        model = f" · [model]({link}/models/{model_id})" if model_id else ""
-        lines += [f"[run]({link}/runs/{run.run_id}){model}", ""]
-    lines += ["Made of:", ""] if relatives else []
-    for relative in relatives:
-        found = run_of(relative.item.fingerprint)
-        name = describe(relative.item).split("  [")[0]
-        text = f"[{name}]({link}/runs/{found.run_id})" if found else name
-        lines.append(f"{'  ' * (relative.depth - 1)}- {relative.name}: {text}")
-    users = sorted(tracker.runs(f"tags.`{INPUTS}` LIKE '%{artifact.fingerprint}%'"), key=lambda r: r.fingerprint)
-    lines += ["", "Used by:", ""] if users else []
-    for user in users[:50]:
-        name = f"{user.tags.get(STAGE, '')} {user.tags.get(PATH, '')}"
-        lines.append(f"- [{name}]({link}/runs/{user.run_id})")
-    if len(users) > 50:
-        lines.append(f"- and {len(users) - 50} more: filter runs by the tag {INPUTS}")
-    note = "\n".join(lines)
-    if run.tags.get(NOTE) != note:
-        tracker.set_tags(run.run_id, {NOTE: note})
-        if model_id:
-            tracker.set_model_tags(model_id, {NOTE: note})
 
 
 @contextlib.contextmanager

@@ -18,11 +18,12 @@ from typing import Any, Literal
 from contracts.artifact import KINDS, MANIFEST, Artifact, InputEntry, Manifest, legal_label, read_artifact
 from contracts.digests import BOOKKEEPING, DigestCache, content_digest, digest_files, missing_files
 from contracts.errors import ConfigError, InputError, ShardlineError
-from contracts.files import storage_error, sync, sync_all, write_atomically
+from contracts.files import folders_in, storage_error, sync, sync_all, write_atomically
 from contracts.fingerprint import SHORT_HEX, Recipe, canonical_json
 from contracts.lease import LOCK, Holder, Lease, lease_holder
 from contracts.progress import Progress, SilentProgress
 from contracts.provenance import masked, provenance
+from contracts.references import find_artifact
 from contracts.workspace import PROGRESS, Workspace, clear_folder
 
 RECIPE = "recipe.json"
@@ -81,7 +82,7 @@ class ArtifactStore:
             return [self.output]
         own = self.root / kind / f"{legal_label(label)}-{recipe.fingerprint[:SHORT_HEX]}"
         ending = f"-{recipe.fingerprint[:SHORT_HEX]}"
-        others = [self.root / kind / name for name in _folders(self.root / kind) if name.endswith(ending)]
+        others = [self.root / kind / name for name in folders_in(self.root / kind) if name.endswith(ending)]
         if own in others or not others:
             others = [own, *(path for path in others if path != own)]
         return sorted(others, key=lambda path: not (path / MANIFEST).is_file())
@@ -265,12 +266,12 @@ class ArtifactStore:
                 it a warning is logged.
         """
         for kind in KINDS:
-            for name in _folders(self.root / kind):
-                artifact = self._read_or_tell(self.root / kind / name, on_broken)
+            for name in folders_in(self.root / kind):
+                artifact = self.read_or_tell(self.root / kind / name, on_broken)
                 if artifact is not None:
                     yield artifact
 
-    def _read_or_tell(self, path: Path, on_broken: Callable[[InputError], None] | None = None) -> Artifact | None:
+    def read_or_tell(self, path: Path, on_broken: Callable[[InputError], None] | None = None) -> Artifact | None:
         try:
             return read_artifact(path)
         except InputError as error:
@@ -282,7 +283,7 @@ class ArtifactStore:
     def builds(self) -> Iterator[Build]:
         """List the artifacts that are not complete: running, or left by a run that was stopped."""
         for kind in KINDS:
-            for name in _folders(self.root / kind):
+            for name in folders_in(self.root / kind):
                 path = self.root / kind / name
                 if (path / MANIFEST).exists():
                     continue
@@ -299,45 +300,7 @@ class ArtifactStore:
             ConfigError: Nothing, or more than one artifact, answers to the reference.
             InputError: The path named is an unfinished or damaged artifact.
         """
-        text = reference.strip().rstrip("/")
-        path = _as_path(text)
-        if path is not None and path.is_dir() and (path / MANIFEST).exists():
-            return read_artifact(path)
-        found = self._matches(text) if text else []
-        if len(found) == 1:
-            return found[0]
-        if found:
-            names = ", ".join(f"{item.kind}/{item.path.name}" for item in found[:10])
-            raise ConfigError(f"{reference!r} fits several artifacts: {names}. Give more of the fingerprint.")
-        if path is not None and path.is_dir():
-            read_artifact(path)  # says whether it is unfinished or no artifact at all
-        raise ConfigError(
-            f"{reference!r} is no folder with an artifact and names none in the store {self.root}. "
-            "Give a path, a name such as dataset/pile-0123456789ab, or 4 or more digits of a fingerprint."
-        )
-
-    def _matches(self, text: str) -> list[Artifact]:
-        """Look at names of folders first, so that one artifact among 10,000 is found without reading all."""
-        kind, slash, name = text.rpartition("/")
-        digits = name.lower()
-        is_prefix = len(digits) >= 4 and all(digit in "0123456789abcdef" for digit in digits)
-        found = []
-        for k in KINDS if not slash else [k for k in KINDS if k == kind]:
-            for folder in _folders(self.root / k):
-                short = folder.rpartition("-")[2]
-                is_near = short.startswith(digits) or digits.startswith(short)
-                if folder == name or (is_prefix and len(short) == SHORT_HEX and is_near):
-                    artifact = self._read_or_tell(self.root / k / folder)
-                    if artifact and (folder == name or artifact.fingerprint.startswith(digits)):
-                        found.append(artifact)
-        if not found:  # folders that somebody renamed
-            found = [
-                item
-                for item in self.artifacts()
-                if text in (item.name, f"{item.kind}/{item.name}")
-                or (is_prefix and not slash and item.fingerprint.startswith(digits))
-            ]
-        return found
+        return find_artifact(self, reference)
 
     def input_artifact(self, entry: InputEntry) -> Artifact | None:
         """Return the artifact that a manifest names as its input, or None if it is gone."""
@@ -345,7 +308,7 @@ class ArtifactStore:
             return artifact
         folder = self.root / entry.kind  # moved out of another store, or given another label
         ending = f"-{entry.fingerprint[:SHORT_HEX]}"
-        found = (self._read_exactly(folder / name, entry) for name in _folders(folder) if name.endswith(ending))
+        found = (self._read_exactly(folder / name, entry) for name in folders_in(folder) if name.endswith(ending))
         return next((artifact for artifact in found if artifact is not None), None)
 
     def _read_exactly(self, path: Path, entry: InputEntry) -> Artifact | None:
@@ -362,26 +325,6 @@ class ArtifactStore:
     def digest_all(self, files: Mapping[str, Path]) -> dict[str, str]:
         """Return the sha256 of each named raw file, several at a time; see `digest`."""
         return self._digests.digest_all(files)
-
-
-def _folders(path: Path) -> list[str]:
-    """Name the folders in a folder, sorted; none if it does not exist."""
-    try:
-        with os.scandir(path) as entries:
-            return sorted(entry.name for entry in entries if entry.is_dir())
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
-def _as_path(text: str) -> Path | None:
-    """Read a reference as a path to an artifact's folder or manifest; None if it cannot be one."""
-    try:
-        path = Path(text).expanduser()
-        if text and path.exists():
-            return path.parent if path.name == MANIFEST else path
-    except (OSError, ValueError, RuntimeError):  # too long, a NUL byte, an unknown ~user
-        pass
-    return None
 
 
 def _forget_if_empty(path: Path) -> None:
