@@ -60,6 +60,15 @@ class Backend(Protocol):
         ...
 
 
+def collect_specs(module: nn.Module) -> dict[str, ParamSpec]:
+    """Gather the `specs` that the parts of a module carry: attribute path of each parameter to its spec."""
+    return {
+        f"{path}.{name}" if path else name: spec
+        for path, part in module.named_modules()
+        for name, spec in getattr(part, "specs", {}).items()
+    }
+
+
 def make_backend(model: ModelConfig, tp: TensorParallel) -> Backend:
     """Return the backend that `model.backend` names.
 

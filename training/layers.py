@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from training.backend import collect_specs
 from training.collectives import column_linear, leave_tensor_parallel
 from training.config import ModelConfig
 from training.mesh import TensorParallel
@@ -39,11 +40,7 @@ class LocalBackend:
         return CausalAttention()
 
     def param_specs(self, module: nn.Module) -> dict[str, ParamSpec]:
-        return {
-            f"{path}.{name}" if path else name: spec
-            for path, part in module.named_modules()
-            for name, spec in getattr(part, "specs", {}).items()
-        }
+        return collect_specs(module)
 
 
 class Norm(nn.Module):
@@ -131,9 +128,12 @@ class CausalAttention(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """(s, b, n, d), twice (s, b, g, d) -> (s, b, n * d)."""
-        if k.shape[2] != q.shape[2]:
+        has_groups = k.shape[2] != q.shape[2]
+        if has_groups and not q.is_cuda:  # the CPU's fused kernel wants as many keys as queries
             repeats = q.shape[2] // k.shape[2]
             k, v = k.repeat_interleave(repeats, dim=2), v.repeat_interleave(repeats, dim=2)
         q_bnsd, k_bnsd, v_bnsd = (x.permute(1, 2, 0, 3) for x in (q, k, v))
-        out_bnsd = F.scaled_dot_product_attention(q_bnsd, k_bnsd, v_bnsd, is_causal=True)
+        out_bnsd = F.scaled_dot_product_attention(
+            q_bnsd, k_bnsd, v_bnsd, is_causal=True, enable_gqa=has_groups and q.is_cuda
+        )
         return out_bnsd.permute(2, 0, 1, 3).flatten(2)

@@ -15,7 +15,11 @@ from training.collectives import enter_tensor_parallel
 from training.mesh import TensorParallel
 
 IGNORE_INDEX = -100
-CHUNK_LOGITS = 1 << 22  # 16 MiB of float32: large enough for the matrix product, small enough for a cache
+# Logits of a chunk: on the CPU 16 MiB of float32, which is large enough for the matrix product and stays
+# near the caches; on a GPU 512 MiB, since small products leave it idle.
+CPU_CHUNK_LOGITS = 1 << 22
+GPU_CHUNK_LOGITS = 1 << 27
+MIN_CHUNK_TOKENS = 256
 
 
 def output_loss(hidden: Tensor, weight: Tensor, labels: Tensor, *, vocab_size: int, tp: TensorParallel) -> Tensor:
@@ -56,10 +60,10 @@ def token_log_probs(
     wanted = targets.t().flatten()
     vocabulary = _Vocabulary(weight, vocab_size, tp)
     log_probs, greedy = [], []
-    for start, stop in _chunks(len(flat), weight.shape[0]):
+    for start, stop in _chunks(len(flat), weight):
         target = wanted[start:stop]
         logits = vocabulary.logits(flat[start:stop])
-        highest = vocabulary.subtract_highest(logits)
+        vocabulary.subtract_highest(logits)
         at_target = vocabulary.at(logits, target)
         total = logits.exp_().sum(-1)
         both = torch.stack((total, at_target))
@@ -67,7 +71,6 @@ def token_log_probs(
         counts = target != IGNORE_INDEX
         log_probs.append(torch.where(counts, both[1] - both[0].log(), 0.0))
         greedy.append(counts & (both[1] >= 0))
-        del highest
     shape = targets.t().shape
     return torch.cat(log_probs).view(shape).t(), torch.cat(greedy).view(shape).t()
 
@@ -101,15 +104,14 @@ class _Vocabulary:
         logits = hidden @ self.weight.t()
         return logits if logits.dtype == torch.float64 else logits.float()
 
-    def subtract_highest(self, logits: Tensor) -> Tensor:
-        """Subtract each token's highest logit over all ranks, in place, and return it: (t,)."""
+    def subtract_highest(self, logits: Tensor) -> None:
+        """Subtract each token's highest logit over all ranks, in place."""
         highest = (
             logits.amax(-1) if logits.shape[1] else logits.new_full((logits.shape[0],), torch.finfo(logits.dtype).min)
         )
         if self.tp.size > 1:
             dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=self.tp.group)
         logits.sub_(highest.unsqueeze(1))
-        return highest
 
     def at(self, logits: Tensor, target: Tensor) -> Tensor:
         """Logit of each token's target, 0 where another rank holds it: (t,)."""
@@ -129,8 +131,9 @@ class _Vocabulary:
             dist.all_reduce(x, group=self.tp.group)
 
 
-def _chunks(num_tokens: int, rows: int) -> list[tuple[int, int]]:
-    size = max(64, CHUNK_LOGITS // max(1, rows))
+def _chunks(num_tokens: int, weight: Tensor) -> list[tuple[int, int]]:
+    logits = GPU_CHUNK_LOGITS if weight.is_cuda else CPU_CHUNK_LOGITS
+    size = max(MIN_CHUNK_TOKENS, logits // max(1, weight.shape[0]))
     return [(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size)]
 
 
@@ -151,7 +154,7 @@ class _OutputLoss(torch.autograd.Function):
         total_loss = torch.zeros((), dtype=exact, device=weight.device)
         grad_hidden = torch.empty_like(flat) if needs_gradient else None
         grad_weight = torch.zeros(weight.shape, dtype=exact, device=weight.device) if needs_gradient else None
-        for start, stop in _chunks(len(flat), weight.shape[0]):
+        for start, stop in _chunks(len(flat), weight):
             x, target = flat[start:stop], labels[start:stop]
             probs, loss = _softmax_and_loss(vocabulary, x, target)
             total_loss += loss
@@ -185,7 +188,9 @@ def _softmax_and_loss(vocabulary: _Vocabulary, x: Tensor, target: Tensor) -> tup
     vocabulary.sum_over_ranks(both)
     total, at_target = both[0], both[1]
     loss = torch.where(target == IGNORE_INDEX, 0.0, total.log() - at_target).sum()
-    return exponentials.mul_((1.0 / total).unsqueeze(1)), loss
+    # An ignored token gets no gradient: its probabilities become 0, and its label is on no rank.
+    factor = torch.where(target == IGNORE_INDEX, 0.0, 1.0 / total)
+    return exponentials.mul_(factor.unsqueeze(1)), loss
 
 
 def _minus_one_at_target(vocabulary: _Vocabulary, probs: Tensor, target: Tensor) -> Tensor:
@@ -193,5 +198,4 @@ def _minus_one_at_target(vocabulary: _Vocabulary, probs: Tensor, target: Tensor)
     place, is_here = vocabulary.place(target)
     if probs.shape[1]:
         probs.scatter_add_(1, place.unsqueeze(1), -is_here.to(probs.dtype).unsqueeze(1))
-    ignored = target == IGNORE_INDEX
-    return probs.masked_fill_(ignored.unsqueeze(1), 0.0) if bool(ignored.any()) else probs
+    return probs

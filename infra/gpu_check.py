@@ -1,0 +1,162 @@
+"""Checks a CUDA device: parity with the CPU, Transformer Engine against our layers, and throughput.
+
+`make gpu-check`. Says why it skips where there is no device. Throughput is of a model of about one
+billion parameters, as model FLOP/s against the matmul peak measured on the same device in the same
+run; the goal is 55 % at bf16 on one Hopper GPU.
+"""
+
+import argparse
+import contextlib
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from contracts.errors import ConfigError
+from training.config import PretrainConfig
+from training.flops import parameter_count, step_flops_per_token
+from training.measure import matmul_peak_flops, peak_memory_bytes
+from training.mesh import build_mesh
+from training.te import fp8, transformer_engine
+from training.trainer import Trainer, full_precision_matmul
+
+GOAL = 0.55
+
+
+class RandomRows:
+    """Rows of random tokens, fixed by the sample's number."""
+
+    def __init__(self, vocab_size: int, seq_length: int) -> None:
+        self.vocab_size, self.seq_length = vocab_size, seq_length
+
+    def tokens(self, sample_ids: Any) -> Any:
+        rows = [np.random.default_rng(int(n)).integers(0, self.vocab_size, self.seq_length + 1) for n in sample_ids]
+        return np.stack(rows)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=8, help="timed steps of each throughput run")
+    parser.add_argument("--micro-batch-size", type=int, default=4)
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("gpu-check: skipped, since torch sees no CUDA device here.")
+        return 0
+    store = dist.HashStore()
+    dist.init_process_group("cpu:gloo,cuda:nccl", store=store, rank=0, world_size=1)
+    full_precision_matmul(torch.device("cuda"))
+    print(f"{torch.cuda.get_device_name()}; torch {torch.__version__}; CUDA {torch.version.cuda}")
+    failures = check_parity() + check_transformer_engine()
+    check_throughput(options.steps, options.micro_batch_size)
+    dist.destroy_process_group()
+    for failure in failures:
+        print(f"FAILED: {failure}")
+    return 1 if failures else 0
+
+
+def small_config(family: str, **changes: Any) -> PretrainConfig:
+    model = {"family": family, "num_layers": 4, "hidden_size": 256, "num_attention_heads": 4, "vocab_size": 1000}
+    model |= changes.pop("model", {})
+    batch = {"seq_length": 128, "micro_batch_size": 4, "global_batch_size": 8, "train_steps": 10}
+    return PretrainConfig.model_validate({"model": model, **batch, "optimizer": {"lr": 1e-3}, **changes})
+
+
+def losses(config: PretrainConfig, device: str) -> list[float]:
+    trainer = Trainer(config, build_mesh(config.layout, device))
+    rows = RandomRows(1000, config.seq_length)
+    return [trainer.train_step(rows).loss_nats for _ in range(config.train_steps)]
+
+
+def check_parity() -> list[str]:
+    """Ten steps on the device against ten on the CPU."""
+    failures = []
+    for family in ("gpt2", "llama"):
+        reference = losses(small_config(family), "cpu")
+        for precision, tolerance in (("float32", 1e-4), ("bf16", 2e-2)):
+            found = losses(small_config(family, precision=precision), "cuda")
+            worst = max(abs(a / b - 1) for a, b in zip(found, reference, strict=True))
+            print(f"parity {family:<6} {precision:<8} against CPU float32: {worst:.1e} (at most {tolerance:g})")
+            if worst > tolerance:
+                failures.append(f"parity of {family} at {precision}: {worst:.1e}")
+    return failures
+
+
+def check_transformer_engine() -> list[str]:
+    """Ten steps with Transformer Engine's layers against ten with ours, from the same weights."""
+    try:
+        transformer_engine()
+    except ConfigError as error:
+        print(f"Transformer Engine: skipped. {error}")
+        return []
+    failures = []
+    for family in ("gpt2", "llama"):
+        ours = losses(small_config(family, precision="bf16"), "cuda")
+        theirs = losses(small_config(family, precision="bf16", model={"backend": "te"}), "cuda")
+        worst = max(abs(a / b - 1) for a, b in zip(theirs, ours, strict=True))
+        print(f"te against local, {family}, bf16: {worst:.1e} (at most 0.01)")
+        if worst > 0.01:
+            failures.append(f"te against local for {family}: {worst:.1e}")
+    return failures
+
+
+def check_throughput(steps: int, micro_batch_size: int) -> None:
+    """Tokens per second and the share of the matmul peak for each way to run the layers."""
+    device = torch.device("cuda")
+    peak = matmul_peak_flops(device, torch.bfloat16)
+    print(f"matmul peak at bf16: {peak / 1e12:.0f} TFLOP/s")
+    ways: dict[str, tuple[str, Callable[[], Any]]] = {"local bf16": ("local", contextlib.nullcontext)}
+    with contextlib.suppress(ConfigError):
+        transformer_engine()
+        ways |= {"te bf16": ("te", contextlib.nullcontext), "te fp8": ("te", fp8)}
+    for name, (backend, context) in ways.items():
+        config = large_config(backend, micro_batch_size)
+        torch.cuda.reset_peak_memory_stats()
+        seconds = seconds_per_step(config, context, steps)
+        tokens = config.global_batch_size * config.seq_length
+        share = step_flops_per_token(config.model, config.seq_length) * tokens / seconds / peak
+        reached = "" if name != "local bf16" else f"; goal {GOAL:.0%}: {'reached' if share >= GOAL else 'MISSED'}"
+        print(
+            f"{name:<12} {parameter_count(config.model) / 1e9:.2f} G parameters, {tokens / seconds:,.0f} tokens/s, "
+            f"{share:.1%} of the bf16 peak, {peak_memory_bytes(device) / 2**30:.0f} GiB{reached}"
+        )
+
+
+def large_config(backend: str, micro_batch_size: int) -> PretrainConfig:
+    """About 1.1 G parameters, Llama-style."""
+    model = {
+        "family": "llama",
+        "num_layers": 20,
+        "hidden_size": 2048,
+        "num_attention_heads": 16,
+        "ffn_hidden_size": 5632,
+        "max_position_embeddings": 2048,
+        "vocab_size": 32000,
+        "backend": backend,
+    }
+    batch = {"micro_batch_size": micro_batch_size, "global_batch_size": 4 * micro_batch_size, "seq_length": 2048}
+    return PretrainConfig.model_validate({"model": model, **batch, "precision": "bf16", "train_steps": 1000})
+
+
+def seconds_per_step(config: PretrainConfig, context: Callable[[], Any], steps: int) -> float:
+    trainer = Trainer(config, build_mesh(config.layout, "cuda"))
+    rows = RandomRows(32000, config.seq_length)
+    times = []
+    with context():
+        for _ in range(steps + 3):
+            torch.cuda.synchronize()
+            started = time.perf_counter()
+            trainer.train_step(rows)
+            torch.cuda.synchronize()
+            times.append(time.perf_counter() - started)
+    del trainer
+    torch.cuda.empty_cache()
+    return statistics.median(times[3:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
