@@ -22,7 +22,7 @@ from preprocessing.compression import DamagedStreamError, detect_kind
 from preprocessing.config import IngestConfig
 from preprocessing.encoding import Damage, EncodingPlan, make_encoder
 from preprocessing.records import RecordFormat
-from preprocessing.shards import UNFINISHED, ShardWriter, Tally
+from preprocessing.shards import REJECTS, UNFINISHED, ShardWriter, Tally
 from preprocessing.sources import SourceFile, raw_source_files, source_files
 from preprocessing.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer, tokenizer_files
 from preprocessing.workers import InProcess, Pool, Processes
@@ -89,6 +89,7 @@ def _ingest(settings: IngestConfig, inputs: Mapping[str, Artifact], workspace: W
         writer.close()
         raise
     _copy_tokenizer(tokenizer_path, folder)
+    _tell(workspace.progress, writer.tally, files)
     return _summary(settings, tokenizer, plan, writer, files)
 
 
@@ -153,6 +154,21 @@ def _refuse_lost_lines(tally: Tally) -> None:
         found = sum(counts[name] for name in LINE_COUNTS)
         if found != counts["lines"]:
             raise RuntimeError(f"file {number}: {counts['lines']} lines, but {found} accounted for; this is a defect")
+
+
+def _tell(progress: Progress, tally: Tally, files: Sequence[SourceFile]) -> None:
+    """Say what a user should not miss: damaged files, rejects, texts that do not survive the tokenizer."""
+    for number, damage in tally.damaged.items():
+        taken = tally.files[number]["lines"] if number in tally.files else 0
+        progress.note(f"{files[int(number)].name}: {damage['reason']}; {taken} records were taken")
+    if tally.counts["rejected"]:
+        progress.note(f"{tally.counts['rejected']} bad records are listed in {REJECTS}")
+    if tally.counts["round_trip_differs"]:
+        first = tally.examples["round_trip_differs"][0]
+        progress.note(
+            f"{tally.counts['round_trip_differs']} of {tally.counts['round_trip_checked']} texts tried do not survive "
+            f"encoding and decoding, first {files[first['file_number']].name}, line {first['line']}"
+        )
 
 
 def _copy_tokenizer(path: Path, folder: Path) -> None:

@@ -30,17 +30,19 @@ def sample_starts(
     seq_length: int,
     num_samples: int,
     extra_tokens: int,
-) -> npt.NDArray[np.int64]:
+    dtype: Any = np.int64,
+) -> npt.NDArray[Any]:
     """Return where each sample begins: (num_samples + 1, 2) position in document_index, token offset.
 
     Row k >= 1 is the first position whose running token count, itself included, reaches
     k * seq_length + extra_tokens; row 0 is (0, 0).
     """
     if len(document_index) + num_samples >= COMPILE_ABOVE and _has_numba():
-        result = np.zeros((num_samples + 1, 2), dtype=np.int64)
+        result = np.zeros((num_samples + 1, 2), dtype=dtype)
         _compiled()["starts"](lengths, document_index, seq_length, extra_tokens, result)
         return result
-    return _sample_starts_numpy(lengths, document_index, seq_length, num_samples, extra_tokens)
+    found = _sample_starts_numpy(lengths, document_index, seq_length, num_samples, extra_tokens)
+    return found.astype(dtype, copy=False)
 
 
 def _sample_starts_numpy(

@@ -117,16 +117,13 @@ def build_sample_index(
     plan = plan_epochs(tokens, seq_length, num_samples, extra_tokens=extra_tokens, keeps_partial=keeps_partial)
     random = np.random.RandomState(seed)
     document_index = _document_index(units, plan, random)
-    sample_index = sample_starts(lengths, document_index, seq_length, plan.num_samples, extra_tokens)
+    fits = max(len(document_index), int(lengths.max(initial=0))) <= np.iinfo(np.int32).max
+    sample_index = sample_starts(
+        lengths, document_index, seq_length, plan.num_samples, extra_tokens, np.int32 if fits else np.int64
+    )
     if keeps_partial and plan.num_samples * seq_length + extra_tokens > plan.num_epochs * tokens:
         sample_index[-1] = len(document_index) - 1, int(lengths[document_index[-1]]) - extra_tokens
-    fits = max(len(document_index), int(lengths.max(initial=0))) <= np.iinfo(np.int32).max
-    return SampleIndex(
-        document_index,
-        sample_index.astype(np.int32 if fits else np.int64, copy=False),
-        _shuffle_index(plan, random),
-        plan,
-    )
+    return SampleIndex(document_index, sample_index, _shuffle_index(plan, random), plan)
 
 
 def _document_index(units: range, plan: EpochPlan, random: np.random.RandomState) -> npt.NDArray[np.int32]:
