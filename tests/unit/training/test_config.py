@@ -67,8 +67,8 @@ def test_a_stage_needs_a_layer() -> None:
 
 def test_batch_arithmetic_names_the_nearest_legal_batches() -> None:
     assert _message(global_batch_size=10, micro_batch_size=4, layout={"data_parallel": 2}) == (
-        "run.yaml: global_batch_size (10) / (micro_batch_size (4) x layout.data_parallel (2) = 8) leaves a remainder of 2. "
-        "Nearest global_batch_size: 8 or 16; or change micro_batch_size."
+        "run.yaml: global_batch_size (10) / (micro_batch_size (4) x layout.data_parallel (2) = 8) "
+        "leaves a remainder of 2. Nearest global_batch_size: 8 or 16; or change micro_batch_size."
     )
 
 

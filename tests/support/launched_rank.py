@@ -1,0 +1,36 @@
+"""A rank that does what its argument says: `python -m launched_rank MODE`; no torch.distributed in it."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from contracts.errors import ConfigError
+from training.launch import rank_main
+
+
+def main(arguments: list[str]) -> None:
+    mode, folder = arguments
+    rank = int(os.environ["RANK"])
+    (Path(folder) / f"pid-{rank}").write_text(str(os.getpid()))
+    if mode == "config" and rank == 1:
+        raise ConfigError("layout.tensor_parallel is wrong. Use 2.")
+    if mode == "crash" and rank == 1:
+        raise RuntimeError("the disk is full\nmore words")
+    if mode == "kill" and rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if mode == "environment":
+        names = ("PYTHONSAFEPATH", "GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS")
+        (Path(folder) / f"environment-{rank}").write_text(" ".join(os.environ[name] for name in names))
+    if mode == "wait":
+        stop = Path(folder) / "stop"
+        while not stop.exists():
+            time.sleep(0.05)
+        (Path(folder) / f"stopped-{rank}").touch()
+    if mode in ("hang", "config", "crash", "kill"):
+        time.sleep(600)
+
+
+if __name__ == "__main__":
+    sys.exit(rank_main(main))

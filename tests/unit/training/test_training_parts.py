@@ -1,0 +1,170 @@
+"""Small parts of training: schedule, dropout, initial weights, layers of stages, estimate, metrics, pickles."""
+
+import json
+import math
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from training_cases import tiny_config
+
+from contracts.errors import ConfigError, InputError
+from training.config import ModelConfig, OptimizerConfig, PretrainConfig
+from training.dropout import Dropout
+from training.estimate import estimate
+from training.flops import parameter_count, step_flops_per_token
+from training.initialization import initial_tensor
+from training.metrics import LastLine, MetricsWriter, cut, read
+from training.optimizer import learning_rate
+from training.parameters import stage_layers, stored_parameters
+from training.safe_pickle import read_dcp_metadata
+
+
+def test_the_learning_rate_rises_linearly_and_falls_as_a_cosine() -> None:
+    config = OptimizerConfig(lr=1.0, min_lr=0.1, warmup_steps=10)
+
+    assert [learning_rate(step, config, 110) for step in (1, 5, 10)] == [0.1, 0.5, 1.0]
+    assert learning_rate(60, config, 110) == pytest.approx(0.55)
+    assert learning_rate(110, config, 110) == 0.1
+    assert learning_rate(500, config, 110) == 0.1
+
+
+def test_layers_are_dealt_evenly_and_in_order() -> None:
+    stages = [stage_layers(7, 3, stage) for stage in range(3)]
+
+    assert [list(layers) for layers in stages] == [[0, 1, 2], [3, 4], [5, 6]]
+
+
+def test_dropout_keeps_the_share_and_does_not_depend_on_how_rows_are_grouped() -> None:
+    drop = Dropout(0.3, seed=5)
+    x = torch.ones(64, 8, 32)
+    ids = torch.arange(100, 108)
+
+    whole = drop(x, ids, 3)
+    parts = torch.cat([drop(x[:, :2], ids[:2], 3), drop(x[:, 2:], ids[2:], 3)], dim=1)
+
+    assert torch.equal(whole, parts)
+    assert (whole == 0).float().mean().item() == pytest.approx(0.3, abs=0.01)
+    assert whole.max().item() == pytest.approx(1 / 0.7)
+    assert not torch.equal(whole, drop(x, ids, 4))
+    assert not torch.equal(whole, drop(x, ids + 8, 3))
+    halves = [Dropout(0.3, 5, part)(x[:32], ids, 3) for part in (0, 1)]
+    assert torch.equal(whole, torch.cat(halves))
+
+
+def test_initial_weights_follow_from_seed_and_name_alone() -> None:
+    model = tiny_config("gpt2").model
+    first = initial_tensor("layers.0.attn.qkv.weight", (96, 32), model, 1)
+
+    assert torch.equal(first, initial_tensor("layers.0.attn.qkv.weight", (96, 32), model, 1))
+    assert not torch.equal(first, initial_tensor("layers.1.attn.qkv.weight", (96, 32), model, 1))
+    assert not torch.equal(first, initial_tensor("layers.0.attn.qkv.weight", (96, 32), model, 2))
+    assert initial_tensor("layers.0.attn.out.weight", (512, 512), model, 1).std().item() == pytest.approx(
+        0.01, rel=0.02
+    )
+    assert initial_tensor("layers.0.mlp.norm.weight", (4,), model, 1).tolist() == [1.0] * 4
+    assert initial_tensor("layers.0.mlp.norm.bias", (4,), model, 1).tolist() == [0.0] * 4
+
+
+REFERENCE = {
+    "num_layers": 6,
+    "hidden_size": 384,
+    "num_attention_heads": 6,
+    "max_position_embeddings": 512,
+    "vocab_size": 8192,
+}
+
+
+def test_the_reference_work_counts_what_the_facts_say() -> None:
+    model = ModelConfig.model_validate(REFERENCE)
+
+    assert parameter_count(model) == pytest.approx(14.0e6, rel=2e-3)
+    assert step_flops_per_token(model, 512) * 4 * 512 == pytest.approx(198.1e9, rel=1e-3)
+
+
+def test_the_estimate_adds_up() -> None:
+    config = PretrainConfig.model_validate({"model": REFERENCE, "layout": {"pipeline_parallel": 2}})
+    found = estimate(config)
+    untied = stored_parameters(config.model)
+    halves = [0, 0]
+    for name, (shape, _) in untied.items():
+        layer = int(name.split(".")[1]) if name.startswith("layers.") else None
+        stage = (0 if name.startswith("embedding") else 1) if layer is None else layer // 3
+        halves[stage] += math.prod(shape)
+    halves[1] += 8192 * 384  # the last stage's copy of the tied table
+
+    assert found.parameters_per_rank == max(halves)
+    assert found.bubble == pytest.approx(1 / 5)
+    assert found.tokens == 100 * 16 * 512
+    assert found.num_ranks == 2
+    assert found.checkpoint_bytes == 12 * found.parameters
+    assert found.memory_per_rank_bytes == found.as_data()["memory_per_rank_bytes"]
+    assert "pipeline bubble" in found.as_lines()
+    sharded = PretrainConfig.model_validate({"model": REFERENCE, "layout": {"data_parallel": 4}})
+    copied = PretrainConfig.model_validate({"model": REFERENCE, "layout": {"data_parallel": 4, "shard": "none"}})
+    assert estimate(sharded).optimizer_bytes * 4 == pytest.approx(estimate(copied).optimizer_bytes, rel=1e-6)
+
+
+def test_lines_of_steps_done_again_are_cut_and_half_lines_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    writer = MetricsWriter(path, after_step=0)
+    for step in range(1, 6):
+        writer.write(step, loss_nats=1.0 / step)
+    writer.close()
+    with path.open("a") as file:
+        file.write('{"step": 6, "lo')
+
+    cut(path, 3)
+
+    assert [line["step"] for line in read(path)] == [1, 2, 3]
+    assert path.read_text().endswith("\n")
+
+
+def test_the_newest_line_is_followed_through_half_lines_and_cuts(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    last = LastLine(path)
+    assert last.newest() is None
+    path.write_text('{"step": 1}\n{"step": 2}\n{"ste')
+    assert last.newest() == {"step": 2}
+    assert last.newest() is None
+    with path.open("a") as file:
+        file.write('p": 3}\n')
+    assert last.newest() == {"step": 3}
+    path.write_text('{"step": 1}\n')
+    assert last.newest() == {"step": 1}
+
+
+class _Evil:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        import os
+
+        return os.system, ("touch /tmp/never",)
+
+
+def test_metadata_that_names_a_function_is_refused_and_not_run(tmp_path: Path) -> None:
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(_Evil()))
+
+    with pytest.raises(InputError, match=r"it names posix\.system, which no checkpoint metadata needs"):
+        read_dcp_metadata(tmp_path)
+
+
+def test_metadata_that_is_missing_means_an_unfinished_save(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"has no \.metadata, so its save did not finish"):
+        read_dcp_metadata(tmp_path)
+
+
+def test_transformer_engine_that_is_not_there_is_named_with_the_cure() -> None:
+    from training.te import transformer_engine
+
+    pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("this machine may have Transformer Engine")
+    with pytest.raises(ConfigError, match=r"Install shardline\[te\].* or set model\.backend: local"):
+        transformer_engine()
+
+
+def test_settings_survive_a_round_trip_through_json() -> None:
+    config = tiny_config("llama", (2, 2, 1))
+
+    assert PretrainConfig.model_validate(json.loads(json.dumps(config.model_dump(mode="json")))) == config
