@@ -109,7 +109,7 @@ def submit_run(
     servers = reachable(store.root)
     os.environ.update(_environment(servers, store.root))
     from prefect.deployments import run_deployment
-    from prefect.exceptions import ObjectNotFound
+    from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 
     parameters: dict[str, Any] = {"config": config.model_dump(mode="json"), "force": list(force)}
     parameters["config"]["store"] = str(store.root.resolve())
@@ -117,9 +117,13 @@ def submit_run(
     try:
         run: Any = run_deployment(name, parameters=parameters, timeout=0, flow_run_name=config.name)
     except ObjectNotFound:
-        raise ConfigError(
-            f"there is no deployment {name}. Run  shardline deploy --store {store.root}  first."
-        ) from None
+        where = f"shardline deploy --store {store.root}"
+        raise ConfigError(f"there is no deployment {name}. Run  {where}  first.") from None
+    except PrefectHTTPStatusError as error:
+        reason = error.response.json().get("detail", str(error))
+        raise ShardlineError(
+            f"Prefect refused the run: {reason}. If Shardline was updated since, run  shardline deploy  again."
+        ) from error
     return str(run.id), f"{servers.prefect_url}/runs/flow-run/{run.id}"
 
 
