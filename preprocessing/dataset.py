@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from contracts.artifact import MANIFEST, Artifact, read_artifact
 from contracts.errors import ConfigError, InputError
+from preprocessing.document_table import DOCUMENTS
 from preprocessing.indexed_dataset import IndexedDataset, pair_prefix
-from preprocessing.shards import DOCUMENTS
 from preprocessing.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 
 

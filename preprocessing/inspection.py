@@ -8,8 +8,8 @@ import numpy as np
 
 from contracts.errors import ShardlineError
 from preprocessing.dataset import TokenDataset
+from preprocessing.document_table import DOCUMENTS
 from preprocessing.indexed_dataset import DTYPES, IndexedDataset
-from preprocessing.shards import DOCUMENTS
 from preprocessing.tokenizer import load_tokenizer
 
 CHUNK_TOKENS = 2**24

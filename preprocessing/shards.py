@@ -18,7 +18,8 @@ import numpy as np
 
 from contracts.errors import RecordError
 from preprocessing.blocks import Position
-from preprocessing.encoding import DIGEST_BYTES, Damage, EncodedBlock
+from preprocessing.document_table import DOCUMENTS, DocumentRows, join_tables
+from preprocessing.encoding import Damage, EncodedBlock
 from preprocessing.indexed_dataset import PairWriter
 from preprocessing.records import Reject
 from preprocessing.sources import SourceFile
@@ -26,11 +27,8 @@ from preprocessing.sources import SourceFile
 UNFINISHED = "unfinished"
 STATE = "state.json"
 REJECTS = "rejects.jsonl"
-DOCUMENTS = "documents.parquet"
 NO_SUBSET = "(none)"
 NUM_EXAMPLES = 10
-
-Rows = list[tuple[int, EncodedBlock, slice]]
 
 
 def shard_name(number: int) -> str:
@@ -116,8 +114,8 @@ class ShardWriter:
         self.num_documents = 0
         self.position = Position()
         self.tally = Tally()
-        self._rows: Rows = []
         self._pair: PairWriter | None = None
+        self._rows: DocumentRows | None = None
         self._unfinished.mkdir(exist_ok=True)
         rejects_bytes = self._load_state() if is_resumed else 0
         self._rejects = (self._unfinished / REJECTS).open("ab")
@@ -149,14 +147,14 @@ class ShardWriter:
         start = 0
         from_line = 0
         while start < len(totals):
-            pair = self._pair = self._pair or PairWriter(self._folder / shard_name(self.num_shards), self._dtype)
+            pair, rows = self._open_shard()
             before = int(totals[start - 1]) if start else 0
             room = before + self._shard_tokens - pair.num_tokens
             stop = int(np.searchsorted(totals, room, side="right"))
             if stop == start and pair.num_documents == 0:
                 stop = start + 1  # a document longer than a shard has one of its own
             pair.append(block.ids[before : int(totals[stop - 1]) if stop else 0], block.lengths[start:stop])
-            self._rows.append((self.num_documents + pair.num_documents - (stop - start), block, slice(start, stop)))
+            rows.append(self.num_documents + pair.num_documents - (stop - start), block, slice(start, stop))
             self.tally.add_documents(block.end.file, block, slice(start, stop))
             if stop < len(totals):
                 line, offset = int(block.lines[stop]), int(block.offsets[stop])
@@ -165,6 +163,16 @@ class ShardWriter:
                 self._close_shard(Position(block.end.file, line, offset))
             start = stop
         self._account(block, from_line, block.end.line)
+
+    def _open_shard(self) -> tuple[PairWriter, DocumentRows]:
+        """Return the writers of the current shard, new ones if the last shard is closed."""
+        if self._pair is None or self._rows is None:
+            self._pair = PairWriter(self._folder / shard_name(self.num_shards), self._dtype)
+            self._rows = DocumentRows(self._rows_path(self.num_shards), self.num_shards)
+        return self._pair, self._rows
+
+    def _rows_path(self, shard: int) -> Path:
+        return self._unfinished / f"{shard_name(shard)}.parquet"
 
     def _account(self, block: EncodedBlock, from_line: int, to_line: int) -> None:
         """Count what happened at the lines `from_line` up to `to_line`."""
@@ -190,11 +198,11 @@ class ShardWriter:
 
     def _close_shard(self, next_position: Position) -> None:
         """Finish the current pair and its document rows, then note where the next one begins."""
-        if self._pair is None:
+        if self._pair is None or self._rows is None:
             return
-        self._write_rows(self._unfinished / f"{shard_name(self.num_shards)}.parquet")
+        self._rows.close()
         self.num_documents += self._pair.finish().num_documents
-        self._pair = None
+        self._pair = self._rows = None
         self.num_shards += 1
         self._rejects.flush()
         os.fsync(self._rejects.fileno())
@@ -210,46 +218,12 @@ class ShardWriter:
         temporary.replace(self._unfinished / STATE)
         self._on_close(self.num_shards)
 
-    def _write_rows(self, path: Path) -> None:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        with pq.ParquetWriter(path, _schema(), compression="zstd") as writer:
-            for first, block, part in self._rows:
-                count = part.stop - part.start
-                digests = block.digests[part.start * DIGEST_BYTES : part.stop * DIGEST_BYTES]
-                columns = [
-                    pa.array(np.full(count, self.num_shards, dtype=np.int32)),
-                    pa.array(np.arange(first, first + count, dtype=np.int64)),
-                    pa.array(np.full(count, block.end.file, dtype=np.int32)),
-                    pa.array(block.lines[part]),
-                    pa.array(block.offsets[part]),
-                    pa.array(block.subsets[part], type=pa.string()),
-                    pa.array(block.sizes[part]),
-                    pa.array(block.lengths[part]),
-                    pa.FixedSizeBinaryArray.from_buffers(pa.binary(DIGEST_BYTES), count, [None, pa.py_buffer(digests)]),
-                ]
-                writer.write_batch(pa.record_batch(columns, schema=_schema()))
-        self._rows = []
-
     def finish(self, files: Sequence[SourceFile]) -> None:
         """Close the last shard and write `documents.parquet` and, if there are any, `rejects.jsonl`."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
         self._close_shard(Position(len(files)))
         self._rejects.close()
-        names = pa.array([file.name for file in files], type=pa.string())
-        temporary = self._folder / f"{DOCUMENTS}.tmp"
-        schema = _schema()
-        schema = schema.set(2, pa.field("file", pa.dictionary(pa.int32(), pa.string())))
-        with pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
-            for number in range(self.num_shards):
-                table = pq.read_table(self._unfinished / f"{shard_name(number)}.parquet")
-                numbers = table.column("file").combine_chunks()
-                table = table.set_column(2, schema.field(2), pa.DictionaryArray.from_arrays(numbers, names))
-                writer.write_table(table)
-        temporary.replace(self._folder / DOCUMENTS)
+        parts = [self._rows_path(number) for number in range(self.num_shards)]
+        join_tables(parts, [file.name for file in files], self._folder / DOCUMENTS)
         if self.tally.counts["rejected"]:
             (self._unfinished / REJECTS).replace(self._folder / REJECTS)
         shutil.rmtree(self._unfinished)
@@ -259,21 +233,3 @@ class ShardWriter:
         self._rejects.close()
         if self._pair is not None:
             self._pair.close()
-
-
-def _schema() -> Any:
-    import pyarrow as pa
-
-    return pa.schema(
-        [
-            ("shard", pa.int32()),
-            ("document", pa.int64()),
-            ("file", pa.int32()),
-            ("line", pa.int64()),
-            ("byte_offset", pa.int64()),
-            ("subset", pa.string()),
-            ("bytes", pa.int64()),
-            ("tokens", pa.int64()),
-            ("digest", pa.binary(DIGEST_BYTES)),
-        ]
-    )

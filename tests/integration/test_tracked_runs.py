@@ -83,9 +83,9 @@ def test_a_run_is_running_while_it_runs_and_finished_after_it(store: ArtifactSto
     artifact = train(store, Tracker(store.root, "pile"), notes, work)
 
     assert seen[0].fingerprint == artifact.fingerprint
-    assert seen[0].params == {"seed": "1"}
     (run,) = described(Tracker(store.root, "pile"))["runs"].values()
     assert run["status"] == "FINISHED"
+    assert run["params"] == {"seed": "1"}
     assert len(run["history"]["train/loss_nats"]) == 20
     assert notes == []
 
@@ -214,3 +214,12 @@ def test_a_process_that_waited_for_another_makes_no_second_run(store: ArtifactSt
     train(store, Tracker(store.root, "pile"), notes, write_curve)
 
     assert len(tracker.runs()) == 1
+
+
+def test_a_stage_runs_without_mlflow_installed(store: ArtifactStore, notes: list[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "mlflow.entities", None)
+
+    artifact = train(store, Tracker(store.root, "pile"), notes, write_curve)
+
+    assert artifact.summary["step"] == 20
+    assert "MLflow could not be written" in notes[0]

@@ -9,7 +9,7 @@ from contracts.store import ArtifactStore
 from preprocessing.config import IngestConfig, TokenizerConfig
 from preprocessing.stages import INGEST, TOKENIZER
 
-_WORDS = ["the", "a", "shard", "line", "model", "token", "reads", "writes", "layer", "block", "stage", "mesh", "of", "and"]
+_WORDS = ["the", "a", "shard", "line", "model", "token", "reads", "writes", "layer", "block", "of", "and"]
 
 
 def write_corpus(path: Path, *, documents: int = 400) -> list[str]:
