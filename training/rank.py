@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from contracts.errors import ConfigError
 from training.config import PretrainConfig
 from training.flops import step_flops_per_token
 from training.launch import rank_main
@@ -125,7 +126,13 @@ def _device(config: PretrainConfig) -> str:
         return config.device
     import torch
 
-    return "cuda" if torch.cuda.device_count() >= config.layout.world_size else "cpu"
+    devices, ranks = torch.cuda.device_count(), config.layout.world_size
+    if 0 < devices < ranks:
+        raise ConfigError(
+            f"The layout needs {ranks} ranks, and this machine has {devices} CUDA device{'s'[: devices > 1]}. "
+            "Lower a degree of the layout, or set device: cpu."
+        )
+    return "cuda" if devices else "cpu"
 
 
 def run(trainer: "Trainer", job: Job, train_source: "SampleSource", valid_source: "SampleSource | None") -> Result:

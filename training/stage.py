@@ -25,7 +25,14 @@ from training.flops import parameter_count, step_flops_per_token
 from training.launch import run_ranks
 from training.metrics import METRICS, LastLine, read
 from training.rank import Job
-from training.step_folders import StepFolder, find_latest, read_info, step_folder_name
+from training.step_folders import (
+    StepFolder,
+    clear_unfinished,
+    find_latest,
+    list_checkpoints,
+    read_info,
+    step_folder_name,
+)
 
 LOGS = "logs"
 
@@ -116,6 +123,7 @@ def _index(settings: PretrainConfig, inputs: Mapping[str, Artifact], workspace: 
 
 
 def _newest_checkpoint(workspace: Workspace) -> StepFolder | None:
+    clear_unfinished(workspace.path)
     latest, warnings = find_latest(workspace.path, digests=True)
     for warning in warnings:
         workspace.progress.note(f"warning: {warning}")
@@ -179,8 +187,9 @@ def _summary(settings: PretrainConfig, index: Artifact, workspace: Workspace) ->
     last = max(read(workspace.path / METRICS), key=lambda line: line["step"], default={})
     folder = step_folder_name(settings.train_steps)
     info = read_info(workspace.path / folder)
-    for name, facts in info.files.items():
-        workspace.known_digests[f"{folder}/{name}"] = facts["sha256"]
+    for item in list_checkpoints(workspace.path):
+        for name, facts in read_info(item.path).files.items():
+            workspace.known_digests[f"{item.path.name}/{name}"] = facts["sha256"]
     loss = last.get("loss_nats")
     summary: dict[str, Any] = {
         "step": info.step,

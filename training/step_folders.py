@@ -7,6 +7,7 @@ Three kinds are known. Native: `step-00000100/` with a `manifest.json`, written 
 import hashlib
 import json
 import re
+import shutil
 import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -65,6 +66,18 @@ class StepFolder:
     path: Path
     step: int
     problem: str | None
+
+
+def clear_unfinished(root: Path) -> None:
+    """Remove what interrupted saves left under `root`; a checkpoint that was being replaced gets its name back."""
+    for replaced in root.glob("step-*.old"):
+        folder = replaced.with_suffix("")
+        if folder.exists():
+            shutil.rmtree(replaced)
+        else:
+            replaced.rename(folder)
+    for unfinished in root.glob("step-*.tmp"):
+        shutil.rmtree(unfinished)
 
 
 def step_folder_name(step: int) -> str:
