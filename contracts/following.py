@@ -29,7 +29,7 @@ from contracts.projection import (
     store_id,
 )
 from contracts.store import ArtifactStore
-from contracts.tracking import RunView, Status, Tracker
+from contracts.tracking import RunView, Status, Tracker, load_mlflow
 
 Note = Callable[[str], None]
 
@@ -146,6 +146,8 @@ def run_tracked(
             return None  # another process builds, and shows it
         return _open_run(tracker, store, recipe, name=name, path=path, config=config)
 
+    if not _tell_failure(load_mlflow, note):
+        return build()
     tailer = MetricTailer(path / METRICS_FILE, tracker, open_run).start()
     try:
         artifact = build()

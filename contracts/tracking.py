@@ -297,8 +297,12 @@ class Tracker:
         self.call("set_logged_model_tags", model_id, {key: fitted(value) for key, value in tags.items()})
 
 
-def _quiet_client(uri: str) -> Any:
-    """Import MLflow without telemetry, prints and long waits, and make a client."""
+def load_mlflow() -> None:
+    """Import MLflow, without telemetry, prints and long waits.
+
+    Call it before a thread uses a tracker: a process that is forked while a thread imports
+    inherits the lock of the half-imported module, and would wait for it for ever.
+    """
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
     os.environ["DO_NOT_TRACK"] = "true"  # MLflow knows only this word
     os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
@@ -308,10 +312,18 @@ def _quiet_client(uri: str) -> Any:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "1")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "8")
     warnings.filterwarnings("ignore", module="mlflow")
-    from mlflow import MlflowClient
+    import mlflow.entities
+    import mlflow.store.tracking.rest_store
+    import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
 
     for name in ("mlflow", "alembic", "urllib3.connectionpool"):
         logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def _quiet_client(uri: str) -> Any:
+    load_mlflow()
+    from mlflow import MlflowClient
+
     return MlflowClient(tracking_uri=uri)
 
 
