@@ -1,5 +1,6 @@
 """Changing the type of weights, and counting what the new type cannot hold."""
 
+import threading
 from dataclasses import dataclass, field
 
 import torch
@@ -27,6 +28,7 @@ class Caster:
     target: torch.dtype | None
     elements: int = 0
     overflows: dict[str, int] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def dtype_of(self, name: str, dtype: torch.dtype) -> torch.dtype:
         """Return the type in which a tensor is written."""
@@ -39,8 +41,9 @@ class Caster:
             return tensor
         cast = tensor.to(wanted)
         if counts:
-            self.elements += tensor.numel()
             lost = int((torch.isinf(cast) & torch.isfinite(tensor)).sum())
-            if lost:
-                self.overflows[name] = self.overflows.get(name, 0) + lost
+            with self._lock:
+                self.elements += tensor.numel()
+                if lost:
+                    self.overflows[name] = self.overflows.get(name, 0) + lost
         return cast

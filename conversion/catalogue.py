@@ -17,7 +17,7 @@ from training.step_folders import CheckpointInfo
 Shape = tuple[int, ...]
 Box = tuple[tuple[int, int], ...]
 
-BLOCK_BYTES = 32 * 2**20
+BLOCK_BYTES = 2 * 2**20
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ class ReshapeConfig(Settings):
     shard_bytes: PositiveInt = Field(
         5 * 10**9, description="Largest safetensors file of a Hugging Face target, in bytes."
     )
+    workers: PositiveInt = execution(2, description="Threads that copy and compare; each holds one slice in memory.")
     verify: bool = execution(True, description="Read the result back and compare every tensor with the source.")
     logits: bool = execution(
         False,

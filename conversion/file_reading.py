@@ -1,6 +1,7 @@
 """Reads boxes of tensors straight out of files, without mapping or holding more than a block."""
 
 import os
+import threading
 from collections import OrderedDict
 from pathlib import Path
 from types import TracebackType
@@ -10,18 +11,20 @@ import torch
 from torch import Tensor
 
 from contracts.errors import InputError
-from conversion.catalogue import BLOCK_BYTES, Box, Shape, box_shape, memory_of, num_elements
+from conversion.catalogue import Box, Shape, box_shape, memory_of, num_elements
 
-# Below this many bytes a piece of a row is cheaper to copy out of whole rows than to read by itself.
-_DIRECT_ROW_BYTES = 4096
+# So many unwanted bytes of a row cost as much to read as another call costs.
+_WASTED_ROW_BYTES = 16 * 2**10
 _OPEN_FILES = 64
+_SCRATCH_BYTES = 2**20
 
 
 class FileReader:
-    """Reads byte ranges of many files; keeps the last few open."""
+    """Reads byte ranges of many files; keeps the last few open, for each thread its own."""
 
     def __init__(self) -> None:
-        self._open: OrderedDict[Path, int] = OrderedDict()
+        self._own = threading.local()
+        self._all: list[OrderedDict[str, int]] = []
 
     def read_bytes(self, path: Path, start: int, count: int) -> bytes:
         """Return `count` bytes at `start`.
@@ -47,9 +50,10 @@ class FileReader:
         row_bytes = num_elements(shape[1:]) * item
         (first, last), *inner = box
         is_whole_rows = tuple(inner) == tuple((0, size) for size in shape[1:])
+        is_wasteful = row_bytes - num_elements(box_shape(tuple(inner))) * item >= _WASTED_ROW_BYTES
         if is_whole_rows and out.is_contiguous():
             self._read_into(path, start + first * row_bytes, memory_of(out))
-        elif len(shape) == 2 and out.stride(1) == 1 and (inner[0][1] - inner[0][0]) * item >= _DIRECT_ROW_BYTES:
+        elif len(shape) == 2 and out.stride(1) == 1 and is_wasteful:
             for row in range(first, last):
                 self._read_into(path, start + row * row_bytes + inner[0][0] * item, memory_of(out[row - first]))
         else:
@@ -58,7 +62,7 @@ class FileReader:
     def _read_by_blocks(self, path: Path, start: int, shape: Shape, box: Box, out: Tensor) -> None:
         (first, last), *inner = box
         row_bytes = num_elements(shape[1:]) * out.dtype.itemsize
-        rows = min(last - first, max(1, BLOCK_BYTES // 4 // max(1, row_bytes)))
+        rows = min(last - first, max(1, _SCRATCH_BYTES // max(1, row_bytes)))
         scratch = torch.empty((rows, *shape[1:]), dtype=out.dtype)
         wanted = tuple(slice(low, high) for low, high in inner)
         for row in range(first, last, rows):
@@ -67,7 +71,7 @@ class FileReader:
             out[row - first : row - first + count] = scratch[(slice(0, count), *wanted)]
 
     def _read_into(self, path: Path, start: int, view: memoryview) -> None:
-        descriptor = self._descriptor(path)
+        descriptor = self._descriptor(str(path))
         done = 0
         while done < len(view):
             try:
@@ -78,23 +82,28 @@ class FileReader:
                 raise InputError(f"{path}: ends at byte {start + done}, and {len(view) - done} more are needed.")
             done += count
 
-    def _descriptor(self, path: Path) -> int:
-        if path in self._open:
-            self._open.move_to_end(path)
-            return self._open[path]
+    def _descriptor(self, path: str) -> int:
+        known: OrderedDict[str, int] | None = getattr(self._own, "open", None)
+        if known is None:
+            known = self._own.open = OrderedDict()
+            self._all.append(known)
+        if path in known:
+            known.move_to_end(path)
+            return known[path]
         try:
             descriptor = os.open(path, os.O_RDONLY)
         except OSError as error:
             raise InputError(f"{path}: cannot be opened ({error.strerror}).") from error
-        self._open[path] = descriptor
-        if len(self._open) > _OPEN_FILES:
-            _, oldest = self._open.popitem(last=False)
+        known[path] = descriptor
+        if len(known) > _OPEN_FILES:
+            _, oldest = known.popitem(last=False)
             os.close(oldest)
         return descriptor
 
     def close(self) -> None:
-        while self._open:
-            os.close(self._open.popitem()[1])
+        for known in self._all:
+            while known:
+                os.close(known.popitem()[1])
 
     def __enter__(self) -> Self:
         return self

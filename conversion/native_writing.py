@@ -28,6 +28,7 @@ from conversion.casting import Caster
 from conversion.catalogue import Checkpoint, box_shape, num_elements
 from conversion.rank_shards import Shard, shards_by_rank
 from conversion.tensor_records import without_crc32, write_record
+from conversion.threads import in_threads
 from training.checkpoint import publish
 from training.config import LayoutConfig, ModelConfig
 from training.step_folders import CheckpointInfo, step_folder_name
@@ -78,7 +79,9 @@ class NativeTarget:
         """The most memory that tensors take while they are written."""
         return 2 * max(self.shard_bytes(shard) for shards in self.shards for shard in shards)
 
-    def write(self, root: Path, *, extra: Mapping[str, Any], progress: Progress, is_resumed: bool = False) -> Path:
+    def write(
+        self, root: Path, *, extra: Mapping[str, Any], progress: Progress, workers: int = 1, is_resumed: bool = False
+    ) -> Path:
         """Write the step folder under `root`; it gets its name when everything is on the disk.
 
         Files that an unfinished build left whole are kept.
@@ -91,14 +94,12 @@ class NativeTarget:
         if not is_resumed:
             shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True, exist_ok=True)
-        total, done = self.size_bytes, 0
         written: dict[int, _Written] = {}
         with without_crc32():
-            for rank, shards in enumerate(self.shards):
-                path = unfinished / _file_name(rank)
-                written[rank] = _finished(path) or self._write_rank(path, shards)
-                done += sum(self.shard_bytes(shard) for shard in shards)
-                progress.update(done, total=total, unit="bytes")
+            paths = [unfinished / _file_name(rank) for rank in range(len(self.shards))]
+            for rank, item in enumerate(in_threads(self._write_rank, paths, self.shards, workers=workers)):
+                written[rank] = item
+                progress.update(rank + 1, total=len(paths), unit="files")
         for rank in written:
             _note_of(unfinished / _file_name(rank)).unlink(missing_ok=True)
         files = {_file_name(rank): {"bytes": w.size_bytes, "sha256": w.sha256} for rank, w in written.items()}
@@ -121,6 +122,8 @@ class NativeTarget:
         )
 
     def _write_rank(self, path: Path, shards: list[Shard]) -> _Written:
+        if (finished := _finished(path)) is not None:
+            return finished
         tensors = self.source.tensors
         records = []
         with path.open("wb", buffering=0) as raw:

@@ -39,7 +39,7 @@ def reshape(settings: ReshapeConfig, inputs: Mapping[str, Artifact], workspace: 
         files = tokenizer_files(source.path)
         if "tokenizer.json" not in files:
             workspace.progress.note(f"{source.path} carries no tokenizer.json, so the result has none either")
-        folder = _write(plan, files, inputs, workspace)
+        folder = _write(plan, settings.workers, files, inputs, workspace)
         written = open_checkpoint(folder)
         summary = _summary(plan, written, path, has_tokenizer="tokenizer.json" in files)
         try:
@@ -64,7 +64,9 @@ def source_path(settings: ReshapeConfig, inputs: Mapping[str, Artifact]) -> Path
     return Path(settings.checkpoint).expanduser()
 
 
-def _write(plan: Plan, files: Mapping[str, Path], inputs: Mapping[str, Artifact], workspace: Workspace) -> Path:
+def _write(
+    plan: Plan, workers: int, files: Mapping[str, Path], inputs: Mapping[str, Artifact], workspace: Workspace
+) -> Path:
     root = workspace.path
     if isinstance(plan.target, HuggingFaceTarget):
         token_ids = {**plan.source.info.extra.get("token_ids", {}), **special_token_ids(files)}
@@ -79,7 +81,9 @@ def _write(plan: Plan, files: Mapping[str, Path], inputs: Mapping[str, Artifact]
         extra["reshaped_from"]["fingerprint"] = inputs["checkpoint"].fingerprint
     if files:
         copy_tokenizer(files, root / "tokenizer")
-    folder = plan.target.write(root, extra=extra, progress=workspace.progress, is_resumed=workspace.is_resumed)
+    folder = plan.target.write(
+        root, extra=extra, progress=workspace.progress, workers=workers, is_resumed=workspace.is_resumed
+    )
     from training.step_folders import read_info
 
     for name, facts in read_info(folder).files.items():
@@ -92,7 +96,9 @@ def _checks(
 ) -> dict[str, Any]:
     checks: dict[str, Any] = {}
     if settings.verify:
-        checks["verified_tensors"] = compare_written(written, plan.source, plan.caster, progress=workspace.progress)
+        checks["verified_tensors"] = compare_written(
+            written, plan.source, plan.caster, progress=workspace.progress, workers=settings.workers
+        )
     if settings.logits:
         from conversion.logits import max_logit_difference
 

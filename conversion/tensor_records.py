@@ -20,6 +20,7 @@ from conversion.catalogue import Shape, num_elements
 from conversion.file_reading import FileReader
 
 _DESCRIPTION_BYTES = 4096
+_EDGE_BYTES = 2048
 
 
 @dataclass(frozen=True)
@@ -59,24 +60,23 @@ def read_record(
         Exception: It is damaged (of whatever kind `zipfile` and `pickle` raise), or is not the tensor
             that was expected (ValueError).
     """
-    with zipfile.ZipFile(io.BufferedReader(_Window(files, path, offset, length), 1024)) as archive:
+    window = _Window(files, path, offset, length)
+    with zipfile.ZipFile(window) as archive:
         members = {item.filename.partition("/")[2]: item for item in archive.infolist()}
     # The sums of small members are not checked: torch leaves them out on request, and sha256 covers the file.
-    start, size = _place(files, path, offset, members["data.pkl"])
+    start, size = _place(window, members["data.pkl"])
     if size > _DESCRIPTION_BYTES:
         raise ValueError("its description is longer than that of any tensor")
-    described = _RecordUnpickler(io.BytesIO(files.read_bytes(path, start, size))).load()
+    described = _RecordUnpickler(io.BytesIO(window.at(start, size))).load()
     if not isinstance(described, _Described):
         raise ValueError("it holds no tensor")
-    if (
-        "byteorder" in members
-        and files.read_bytes(path, *_place(files, path, offset, members["byteorder"])) != b"little"
-    ):
+    if "byteorder" in members and window.at(*_place(window, members["byteorder"])) != b"little":
         raise ValueError("its bytes are not little-endian")
     stored, key, numel = described.storage
     if stored != dtype or tuple(described.size) != shape:
         raise ValueError(f"it holds {stored} {list(described.size)}, and .metadata says {dtype} {list(shape)}")
-    start, size = _place(files, path, offset, members[f"data/{key}"])
+    start, size = _place(window, members[f"data/{key}"])
+    start += offset
     if size != numel * dtype.itemsize:
         raise ValueError("its data has another size than its description says")
     last = described.offset + sum((n - 1) * s for n, s in zip(described.size, described.stride, strict=True))
@@ -98,22 +98,34 @@ def _is_contiguous(size: Shape, stride: Shape) -> bool:
     return True
 
 
-def _place(files: FileReader, path: Path, offset: int, member: zipfile.ZipInfo) -> tuple[int, int]:
-    """Byte at which the data of a member begins, and its size."""
+def _place(window: "_Window", member: zipfile.ZipInfo) -> tuple[int, int]:
+    """Byte of the record at which the data of a member begins, and its size."""
     if member.compress_type != zipfile.ZIP_STORED:
         raise ValueError("it is compressed")
     # A local file header has 30 bytes, then the name and an extra field of its own length.
-    lengths = files.read_bytes(path, offset + member.header_offset + 26, 4)
+    lengths = window.at(member.header_offset + 26, 4)
     name_length, extra_length = int.from_bytes(lengths[:2], "little"), int.from_bytes(lengths[2:], "little")
-    return offset + member.header_offset + 30 + name_length + extra_length, member.file_size
+    return member.header_offset + 30 + name_length + extra_length, member.file_size
 
 
 class _Window(io.RawIOBase):
-    """The bytes of one record, as a file of their own."""
+    """The bytes of one record as a file of their own; its beginning and end are read once."""
 
     def __init__(self, files: FileReader, path: Path, offset: int, length: int) -> None:
         self._files, self._path, self._offset, self._length = files, path, offset, length
-        self._at = 0
+        self._position = 0
+        self._tail_start = max(0, length - _EDGE_BYTES)
+        self._head = files.read_bytes(path, offset, min(length, _EDGE_BYTES))
+        self._tail = files.read_bytes(path, offset + self._tail_start, length - self._tail_start)
+
+    def at(self, start: int, count: int) -> bytes:
+        """Return bytes by their place in the record, fewer where it ends."""
+        stop = min(start + count, self._length)
+        if stop <= len(self._head):
+            return self._head[start:stop]
+        if start >= self._tail_start:
+            return self._tail[start - self._tail_start : stop - self._tail_start]
+        return self._files.read_bytes(self._path, self._offset + start, max(0, stop - start))
 
     def readable(self) -> bool:
         return True
@@ -122,17 +134,20 @@ class _Window(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._length}[whence]
-        self._at = max(0, base + offset)
-        return self._at
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._length}[whence]
+        if base + offset < 0:
+            raise OSError("a place before the beginning")
+        self._position = base + offset
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
 
     def readinto(self, buffer: Any) -> int:
-        count = min(len(buffer), self._length - self._at)
-        if count <= 0:
-            return 0
-        buffer[:count] = self._files.read_bytes(self._path, self._offset + self._at, count)
-        self._at += count
-        return count
+        data = self.at(self._position, len(buffer))
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
 
 
 _STORAGES = {

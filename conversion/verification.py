@@ -8,6 +8,7 @@ from contracts.progress import Progress
 from conversion.casting import Caster
 from conversion.catalogue import Box, Checkpoint, TensorEntry, equal_bits, row_blocks
 from conversion.native import NativeCatalogue
+from conversion.threads import in_threads
 from training.config import ModelConfig
 from training.step_folders import CheckpointInfo
 
@@ -32,7 +33,9 @@ def check_source_files(
         progress.update(n, total=len(info.files), unit="source files")
 
 
-def compare_written(written: Checkpoint, source: Checkpoint, caster: Caster, *, progress: Progress) -> int:
+def compare_written(
+    written: Checkpoint, source: Checkpoint, caster: Caster, *, progress: Progress, workers: int = 1
+) -> int:
     """Compare every tensor of a written checkpoint with the source.
 
     Both are read under canonical names, so a foreign format is mapped back by its reader. Rows that
@@ -44,23 +47,27 @@ def compare_written(written: Checkpoint, source: Checkpoint, caster: Caster, *, 
     Raises:
         ShardlineError: A tensor is missing or differs; names it and the place.
     """
-    sizes = {name: entry.size_bytes for name, entry in written.tensors.entries.items()}
-    total, done = sum(sizes.values()), 0
-    missing = [name for name in source.info.parameters if name not in sizes]
+    entries = written.tensors.entries
+    missing = [name for name in source.info.parameters if name not in entries]
     if missing:
         raise ShardlineError(f"{written.path}: verification failed: tensor {missing[0]} was not written.")
     vocab_rows = _vocab_rows(written, source)
-    for name, entry in written.tensors.entries.items():
-        for box in _boxes(written, entry, vocab_rows):
+
+    def compare(name: str) -> int:
+        for box in _boxes(written, entries[name], vocab_rows):
             expected = caster(name, source.tensors.read(name, box), counts=False)
             if not equal_bits(written.tensors.read(name, box), expected):
                 raise ShardlineError(
                     f"{written.path}: verification failed: tensor {name} differs from the source in "
                     f"{' x '.join(f'{a}..{b}' for a, b in box)}. The disk or the memory may be faulty; start again."
                 )
-        done += sizes[name]
+        return entries[name].size_bytes
+
+    total, done = sum(entry.size_bytes for entry in entries.values()), 0
+    for size in in_threads(compare, entries, workers=workers):
+        done += size
         progress.update(done, total=total, unit="bytes verified")
-    return len(sizes)
+    return len(entries)
 
 
 def _vocab_rows(written: Checkpoint, source: Checkpoint) -> Mapping[str, int]:
@@ -83,4 +90,5 @@ def _boxes(written: Checkpoint, entry: TensorEntry, vocab_rows: Mapping[str, int
     box = entry.box
     if entry.name in vocab_rows:
         box = ((0, vocab_rows[entry.name]), *box[1:])
-    yield from row_blocks(box, entry.dtype.itemsize, 2 * 32 * 2**20)
+    # A block of a transposed matrix costs reading all of it, so blocks are large here.
+    yield from row_blocks(box, entry.dtype.itemsize, 64 * 2**20)
