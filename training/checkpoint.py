@@ -8,7 +8,9 @@ one step, after all bytes are on the disk.
 
 import os
 import shutil
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -113,8 +115,17 @@ def write_checkpoint(folder: Path, tensors: Mapping[str, Tensor], info: Checkpoi
     unfinished = folder.with_suffix(".tmp")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
-    save(dict(tensors), storage_writer=FileSystemWriter(unfinished, sync_files=True), no_dist=True)
+    with _without_ranks():
+        save(dict(tensors), storage_writer=FileSystemWriter(unfinished, sync_files=True), no_dist=True)
     publish(unfinished, folder, replace(info, files=_digests(unfinished, unfinished.iterdir())))
+
+
+@contextmanager
+def _without_ranks() -> Iterator[None]:
+    """Keep torch from warning that there are no ranks, which is meant."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is")
+        yield
 
 
 def publish(unfinished: Path, folder: Path, info: CheckpointInfo) -> None:
@@ -251,5 +262,6 @@ def whole_tensors(folder: Path) -> dict[str, Tensor]:
         for name, entry in stored.items()
         if isinstance(entry, TensorStorageMetadata)
     }
-    load(tensors, storage_reader=SafeReader(folder), no_dist=True)
+    with _without_ranks():
+        load(tensors, storage_reader=SafeReader(folder), no_dist=True)
     return tensors

@@ -212,6 +212,9 @@ class PretrainConfig(Settings):
     log_interval: PositiveInt = execution(1, description="Steps between lines of metrics.jsonl.")
     threads_per_rank: int = execution(0, ge=0, description="CPU threads per rank; 0 shares the cores evenly.")
     device: Literal["auto", "cpu", "cuda"] = execution("auto", description="auto takes CUDA where there is a device.")
+    stop_grace_s: PositiveInt = execution(
+        120, description="Seconds that ranks get to save when the run is interrupted, before they are ended."
+    )
     timeout_s: PositiveInt = execution(1800, description="Seconds a rank waits for its peers before it gives up.")
 
     @field_validator("split", mode="before")

@@ -153,6 +153,7 @@ def _train(settings: PretrainConfig, index: Artifact, latest: StepFolder | None,
         log_dir=logs,
         threads_per_rank=settings.threads_per_rank,
         stop_file=Path(job.stop_file),
+        grace_s=settings.stop_grace_s,
         on_poll=follower.look,
     )
     done = json.loads((logs / "result.json").read_text(encoding="utf-8"))["step"]

@@ -119,3 +119,20 @@ def test_a_manifest_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     assert (info.step, info.consumed_samples, info.consumed_tokens) == (7, 56, 1792)
     assert info.parameters == {"a.weight": (2, 3)}
     assert json.loads((folder / "manifest.json").read_text())["format"] == "shardline-checkpoint-1"
+
+
+def test_retention_counts_steps_as_numbers_and_never_takes_the_last_whole_one(tmp_path: Path) -> None:
+    from training.checkpoint import prune
+
+    for step in (9, 10, 100):
+        _native(tmp_path, step)
+    prune(tmp_path, 2)
+    assert [item.step for item in list_checkpoints(tmp_path)] == [100, 10]
+
+    (tmp_path / step_folder_name(100) / "manifest.json").unlink()
+    prune(tmp_path, 1)
+    assert find_latest(tmp_path)[0] is not None
+
+    shutil.rmtree(tmp_path / step_folder_name(10))
+    prune(tmp_path, 1)
+    assert [item.step for item in list_checkpoints(tmp_path)] == [100]
