@@ -15,6 +15,7 @@
 Row groups have ROWS rows, whatever the blocks were, so that a resumed run gives the same bytes.
 """
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,8 @@ class DocumentRows:
         import pyarrow.parquet as pq
 
         self._shard = shard
-        self._writer = pq.ParquetWriter(path, _schema(), compression="zstd")
+        self._file = path.open("wb")
+        self._writer = pq.ParquetWriter(self._file, _schema(), compression="zstd")
         self._batches: list[Any] = []
         self._num_waiting = 0
 
@@ -62,9 +64,12 @@ class DocumentRows:
             self._write(is_last=False)
 
     def close(self) -> None:
-        """Write what waits, and the end of the file."""
+        """Write what waits and the end of the file, and make it durable."""
         self._write(is_last=True)
         self._writer.close()
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
 
     def _write(self, *, is_last: bool) -> None:
         import pyarrow as pa

@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from contracts.errors import RecordError
+from contracts.files import write_atomically
 from preprocessing.blocks import Position
 from preprocessing.document_table import DOCUMENTS, DocumentRows, join_tables
 from preprocessing.encoding import Damage, EncodedBlock
@@ -91,7 +92,6 @@ class ShardWriter:
         folder: The dataset's folder.
         stops_at_rejects: Raise RecordError at the first bad record.
         is_resumed: Look for the state of a killed run.
-        on_close: Called with the number of finished shards.
     """
 
     def __init__(
@@ -102,14 +102,12 @@ class ShardWriter:
         shard_tokens: int,
         stops_at_rejects: bool,
         is_resumed: bool,
-        on_close: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._folder = folder
         self._unfinished = folder / UNFINISHED
         self._dtype = dtype
         self._shard_tokens = shard_tokens
         self._stops_at_rejects = stops_at_rejects
-        self._on_close = on_close
         self.num_shards = 0
         self.num_documents = 0
         self.position = Position()
@@ -213,10 +211,7 @@ class ShardWriter:
             "rejects_bytes": self._rejects.tell(),
             "tally": vars(self.tally),
         }
-        temporary = self._unfinished / f"{STATE}.tmp"
-        temporary.write_text(json.dumps(state), encoding="utf-8")
-        temporary.replace(self._unfinished / STATE)
-        self._on_close(self.num_shards)
+        write_atomically(self._unfinished / STATE, json.dumps(state))
 
     def finish(self, files: Sequence[SourceFile]) -> None:
         """Close the last shard and write `documents.parquet` and, if there are any, `rejects.jsonl`."""
@@ -225,7 +220,10 @@ class ShardWriter:
         parts = [self._rows_path(number) for number in range(self.num_shards)]
         join_tables(parts, [file.name for file in files], self._folder / DOCUMENTS)
         if self.tally.counts["rejected"]:
-            (self._unfinished / REJECTS).replace(self._folder / REJECTS)
+            shutil.copyfile(self._unfinished / REJECTS, self._folder / f"{REJECTS}.tmp")
+            (self._folder / f"{REJECTS}.tmp").replace(self._folder / REJECTS)
+        # The state goes first: a run killed here begins anew instead of missing what is gone.
+        (self._unfinished / STATE).unlink(missing_ok=True)
         shutil.rmtree(self._unfinished)
 
     def close(self) -> None:

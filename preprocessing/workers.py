@@ -4,6 +4,7 @@ Each is a fresh Python with one thread, spoken to by pickles over its pipes. It 
 closes, so that none outlives its parent, kill -9 included.
 """
 
+import contextlib
 import os
 import pickle
 import struct
@@ -128,7 +129,8 @@ class Processes:
                 worker.kill()
         self._threads.shutdown(wait=True, cancel_futures=True)
         for worker in self._all:
-            _pipe(worker.stdin).close()
+            with contextlib.suppress(OSError):  # what was still to be sent to a dead worker
+                _pipe(worker.stdin).close()
             _pipe(worker.stdout).close()
             worker.wait()
 

@@ -1,5 +1,6 @@
 """Checkpoints: bit-equal resume at the same layout, exact weights and the same samples at any other."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ from ranks import run_on_ranks
 from torch import Tensor
 from training_cases import PatternSource, curve, new_trainer, relative_difference, tiny_config
 
-from contracts.errors import InputError
+from contracts.errors import InputError, ShardlineError
 from training.checkpoint import load_checkpoint, load_model, save_checkpoint, whole_tensors
 from training.config import PretrainConfig
 from training.mesh import build_mesh
@@ -126,3 +127,36 @@ def test_a_checkpoint_of_another_model_is_refused_by_name(saved: tuple[str, Path
 
     assert "embedding.word.weight has shape (100, 48)" in message
     assert "ask for (128, 32)" in message
+
+
+def _message_of(function: str, config: PretrainConfig, root: Path) -> str:
+    trainer = new_trainer(config)
+    try:
+        if function == "save":
+            save_checkpoint(trainer, root, keep_last=1)
+        else:
+            load_checkpoint(trainer, root)
+    except ShardlineError as error:
+        return str(error)
+    return "no error"
+
+
+def test_damaged_data_is_an_error_that_names_the_folder(saved: tuple[str, Path, dict], tmp_path: Path) -> None:
+    family, root, _ = saved
+    folder = tmp_path / "step-00000003"
+    shutil.copytree(root / str((1, 1, 1)) / folder.name, folder)
+    data = folder / "__0_0.distcp"
+    data.write_bytes(data.read_bytes()[:1000])
+
+    message = run_on_ranks(1, _message_of, "load", _config(family, (1, 1, 1)), folder)[0]
+
+    assert message.startswith(f"{folder}: the checkpoint cannot be read (")
+
+
+def test_a_disk_that_refuses_a_save_is_named(tmp_path: Path) -> None:
+    (tmp_path / "root").write_text("a file where a folder should be")
+
+    message = run_on_ranks(1, _message_of, "save", tiny_config("gpt2"), tmp_path / "root")[0]
+
+    assert message.startswith(f"Step 0: the checkpoint could not be written under {tmp_path / 'root'} (")
+    assert "the same command goes on from the last whole checkpoint" in message

@@ -88,7 +88,7 @@ def slowly(self, position):
     close(self, position)
     time.sleep(0.05)
 shards.ShardWriter._close_shard = slowly
-config = IngestConfig(sources=sources, tokenizer=tokenizer, shard_tokens=3000, workers=2, on_error="quarantine")
+config = IngestConfig(sources=sources, tokenizer=tokenizer, shard_tokens=8000, workers=2, on_error="quarantine")
 INGEST.run(config, store=ArtifactStore(output.parent / "store", output=output))
 """
 
@@ -110,7 +110,7 @@ def test_a_killed_run_goes_on_at_the_last_finished_shard(tmp_path: Path):
         process = _start(sources, tmp_path / "killed")
         deadline = time.monotonic() + 60
         shards = len(list((tmp_path / "killed").glob("*.idx")))
-        while len(list((tmp_path / "killed").glob("*.idx"))) < shards + 8 and process.poll() is None:
+        while len(list((tmp_path / "killed").glob("*.idx"))) < shards + 4 and process.poll() is None:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         os.kill(process.pid, signal.SIGKILL)

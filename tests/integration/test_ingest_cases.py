@@ -105,6 +105,27 @@ def test_ing_11_all_zstd_frames_are_read(tmp_path: Path, name: str):
     assert_outcome(artifact, expected("ING-11"))
 
 
+def test_ing_12_junk_after_the_last_frame_stops_or_is_listed(tmp_path: Path):
+    source = case_path("ING-12", "trailing_junk.jsonl.zst")
+    with pytest.raises(DamagedStreamError, match=r"trailing_junk\.jsonl\.zst: .*bytes that are not zstd"):
+        ingest_files(source, tmp_path / "strict")
+
+    artifact = ingest_files(source, tmp_path / "out", on_error="quarantine")
+    assert (artifact.summary["documents"], artifact.summary["tokens"]) == (1, 3)
+    assert not artifact.summary["sources"][0]["damaged"]["is_truncated"]
+
+
+def test_ing_12_files_without_records_are_never_a_silent_success(tmp_path: Path):
+    with pytest.raises(InputError, match=r"zero_bytes\.jsonl\.zst: holds no byte"):
+        ingest_files(case_path("ING-12", "zero_bytes.jsonl.zst"), tmp_path / "a")
+    with pytest.raises(InputError, match="no record of 1 files gave a document"):
+        ingest_files(case_path("ING-12", "empty_frame.jsonl.zst"), tmp_path / "b")
+
+    good = [*case_path("ING-12", "empty_frame.jsonl.zst"), *case_path("ING-11", "corpus.jsonl.zst")]
+    artifact = ingest_files(good, tmp_path / "c")
+    assert [source["documents"] for source in artifact.summary["sources"]] == [0, 6]
+
+
 def test_ing_13_all_gzip_members_are_read(tmp_path: Path):
     artifact = ingest_files(case_path("ING-13", "good_two_members.jsonl.gz"), tmp_path / "out")
 
