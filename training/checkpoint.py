@@ -18,12 +18,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from contracts.errors import InputError
+from contracts.errors import InputError, ShardlineError
 from training.config import LayoutConfig, ModelConfig, Precision, PretrainConfig
 from training.dtensors import as_dtensors
 from training.gradients import LocalParameter, local_parameters
@@ -73,6 +74,9 @@ def save_checkpoint(trainer: Trainer, root: Path, *, keep_last: int) -> Path:
     """Write the run's state as a new step folder under `root`; every rank calls it.
 
     Older checkpoints beyond `keep_last` are removed once the new one is whole.
+
+    Raises:
+        ShardlineError: The disk refused; the older checkpoints are untouched.
     """
     config = trainer.config
     info = CheckpointInfo(
@@ -87,6 +91,20 @@ def save_checkpoint(trainer: Trainer, root: Path, *, keep_last: int) -> Path:
         extra={"seed": config.seed, "precision": config.precision},
     )
     folder = root / step_folder_name(trainer.step)
+    try:
+        _write_by_all_ranks(trainer, folder, info)
+        if dist.get_rank() == 0:
+            prune(root, keep_last)
+    except (CheckpointException, OSError) as error:
+        raise ShardlineError(
+            f"Step {trainer.step}: the checkpoint could not be written under {root} ({_reason(error)}). When there is "
+            "room and the disk answers, the same command goes on from the last whole checkpoint."
+        ) from error
+    dist.barrier()
+    return folder
+
+
+def _write_by_all_ranks(trainer: Trainer, folder: Path, info: CheckpointInfo) -> None:
     unfinished = folder.with_suffix(".tmp")
     if dist.get_rank() == 0:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -99,9 +117,14 @@ def save_checkpoint(trainer: Trainer, root: Path, *, keep_last: int) -> Path:
     digests = _digests_of_all_ranks(unfinished)
     if dist.get_rank() == 0:
         publish(unfinished, folder, replace(info, files=digests))
-        prune(root, keep_last)
-    dist.barrier()
-    return folder
+
+
+def _reason(error: BaseException) -> str:
+    """The first failure of a rank, in a line."""
+    if isinstance(error, CheckpointException):
+        error = next(iter(error.failures.values()))[0]
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
 
 
 def write_checkpoint(folder: Path, tensors: Mapping[str, Tensor], info: CheckpointInfo) -> None:
@@ -211,7 +234,10 @@ def saved_layout(folder: Path) -> LayoutConfig:
 
 def _load(tensors: dict[str, Tensor], folder: Path) -> None:
     _check_same_model(tensors, folder)
-    load(tensors, storage_reader=SafeReader(folder))
+    try:
+        load(tensors, storage_reader=SafeReader(folder))
+    except CheckpointException as error:
+        raise InputError(f"{folder}: the checkpoint cannot be read ({_reason(error)}).") from error
 
 
 def _check_same_model(tensors: Mapping[str, Tensor], folder: Path) -> None:
