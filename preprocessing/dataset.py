@@ -16,6 +16,7 @@ from contracts.artifact import MANIFEST, Artifact, read_artifact
 from contracts.errors import ConfigError, InputError
 from preprocessing.document_table import DOCUMENTS
 from preprocessing.indexed_dataset import IndexedDataset, pair_prefix
+from preprocessing.sources import found_path
 from preprocessing.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 
 
@@ -134,6 +135,12 @@ class TokenDataset:
             return None
         values: list[Any] = pq.read_table(table_path, columns=[name]).column(0).to_pylist()
         return values
+
+    @cached_property
+    def source_paths(self) -> dict[str, Path]:
+        """Where each source file lay at ingest; files inside the store are found after it was moved."""
+        sources = self.summary.get("sources", [])
+        return {item["name"]: found_path(item["path"], self.path) for item in sources}
 
     def document_rows(self, documents: npt.NDArray[np.int64]) -> list[dict[str, Any]]:
         """Return the rows of `documents.parquet` for some documents, in their order.

@@ -27,6 +27,7 @@ from preprocessing.dataset import TokenDataset
 from preprocessing.indexed_dataset import pair_prefix
 from preprocessing.kernels import blend, blend_exhaustively
 from preprocessing.sample_index import SampleIndex, build_sample_index
+from preprocessing.sources import recorded_path
 from preprocessing.splits import SPLITS, parse_split, split_range
 
 INDEX_FILE = "index.json"
@@ -55,10 +56,11 @@ def index(settings: IndexConfig, inputs: Mapping[str, Artifact], workspace: Work
     """
     try:
         datasets = [TokenDataset(path) for path in _dataset_paths(settings, inputs)]
-        return build_index(settings, datasets, workspace.path, note=workspace.progress.note)
+        summary = build_index(settings, datasets, workspace.path, note=workspace.progress.note)
     except (ConfigError, InputError):
         workspace.discard()
         raise
+    return {**summary, "datasets": [recorded_path(dataset.path, workspace.store) for dataset in datasets]}
 
 
 def build_index(

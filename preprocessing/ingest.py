@@ -16,14 +16,14 @@ from contracts.artifact import Artifact
 from contracts.errors import ConfigError, InputError, RecordError
 from contracts.progress import Progress
 from contracts.stage import Stage
-from contracts.store import Workspace
+from contracts.store import ArtifactStore, Workspace
 from preprocessing.blocks import Block, Position, file_blocks
 from preprocessing.compression import DamagedStreamError, detect_kind
 from preprocessing.config import IngestConfig
 from preprocessing.encoding import Damage, EncodingPlan, make_encoder
 from preprocessing.records import RecordFormat
 from preprocessing.shards import REJECTS, UNFINISHED, ShardWriter, Tally
-from preprocessing.sources import SourceFile, raw_source_files, source_files
+from preprocessing.sources import SourceFile, raw_source_files, recorded_path, source_files
 from preprocessing.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer, tokenizer_files
 from preprocessing.workers import InProcess, Pool, Processes
 
@@ -90,7 +90,7 @@ def _ingest(settings: IngestConfig, inputs: Mapping[str, Artifact], workspace: W
         raise
     _copy_tokenizer(tokenizer_path, folder)
     _tell(workspace.progress, writer.tally, files)
-    return _summary(settings, tokenizer, plan, writer, files)
+    return _summary(settings, tokenizer, plan, writer, files, workspace.store)
 
 
 def _tokenizer_path(settings: IngestConfig, inputs: Mapping[str, Artifact]) -> Path:
@@ -180,7 +180,12 @@ def _copy_tokenizer(path: Path, folder: Path) -> None:
 
 
 def _summary(
-    settings: IngestConfig, tokenizer: Tokenizer, plan: EncodingPlan, writer: ShardWriter, files: Sequence[SourceFile]
+    settings: IngestConfig,
+    tokenizer: Tokenizer,
+    plan: EncodingPlan,
+    writer: ShardWriter,
+    files: Sequence[SourceFile],
+    store: ArtifactStore,
 ) -> dict[str, Any]:
     tally = writer.tally
     lines = sum(counts["lines"] for counts in tally.files.values())
@@ -205,7 +210,7 @@ def _summary(
             "examples": [{"file": files[item["file_number"]].name, "line": item["line"]} for item in differs],
         },
         "sources": [
-            {"name": file.name, "path": str(file.path), **_file_counts(tally, number, names)}
+            {"name": file.name, "path": recorded_path(file.path, store), **_file_counts(tally, number, names)}
             for number, file in enumerate(files)
         ],
         "damaged_files": len(tally.damaged),

@@ -13,6 +13,7 @@ from contracts.artifact import MANIFEST, read_artifact
 from contracts.errors import ConfigError, InputError
 from preprocessing.dataset import TokenDataset
 from preprocessing.index import INDEX_FILE, INDEX_FORMAT
+from preprocessing.sources import found_path
 
 
 @dataclass(frozen=True)
@@ -168,21 +169,11 @@ def _open(path: Path, description: dict[str, Any], datasets: Sequence[str | Path
 
 
 def _recorded_datasets(path: Path) -> list[Path]:
-    """Find the datasets that the index's manifest names: its inputs, or the paths in its settings."""
+    """Find the datasets that the index's manifest names."""
     if not (path / MANIFEST).is_file():
         raise ConfigError(f"{path} has no {MANIFEST} that names its datasets; give them.")
-    manifest = read_artifact(path).manifest
-    names = sorted(
-        (name for name in manifest.inputs if name.startswith("dataset")), key=lambda name: int(name[7:] or 0)
-    )
-    if not names:
-        return [Path(text).expanduser() for text in manifest.config.get("datasets", [])]
-    return [_located(path, manifest.inputs[name].path) for name in names]
-
-
-def _located(index_path: Path, recorded: str) -> Path:
-    """Find an input whose path was recorded relative to the store, two folders above the index."""
-    for candidate in (index_path.resolve().parent.parent / recorded, Path(recorded)):
-        if candidate.exists():
-            return candidate
-    raise ConfigError(f"{index_path} was made for {recorded}, which is not there. Give the dataset's place.")
+    paths = [found_path(recorded, path) for recorded in read_artifact(path).summary["datasets"]]
+    for dataset in paths:
+        if not dataset.exists() and not dataset.with_name(f"{dataset.name}.idx").exists():
+            raise ConfigError(f"{path} was made for {dataset}, which is not there any more. Give the dataset's place.")
+    return paths

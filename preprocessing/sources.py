@@ -7,6 +7,7 @@ from pathlib import Path
 
 from contracts.artifact import MANIFEST, Artifact
 from contracts.errors import ConfigError
+from contracts.store import ArtifactStore
 
 DATA_SUFFIXES = (".jsonl", ".json", ".ndjson", ".jsonl.gz", ".json.gz", ".jsonl.zst", ".json.zst", ".parquet")
 
@@ -85,6 +86,20 @@ def source_files(sources: Sequence[str], inputs: Mapping[str, Artifact], *, part
     if not sources:
         raise ConfigError(f"{stage}: no input. Set {stage}.sources (--source PATH), or give a corpus artifact.")
     return expand_sources(sources, part=part, setting=f"{stage}.sources")
+
+
+def recorded_path(path: Path, store: ArtifactStore) -> str:
+    """Write a path so that a reader of the artifact finds it again: from the store's root where both lie in it.
+
+    `found_path` reads it.
+    """
+    return store.relative(path) if store.output is None else path.resolve().as_posix()
+
+
+def found_path(recorded: str, artifact: Path) -> Path:
+    """Return the place of a recorded path; the store's root is two folders above an artifact in it."""
+    inside = artifact.resolve().parent.parent / recorded
+    return inside if inside.exists() else Path(recorded)
 
 
 def raw_source_files(sources: Sequence[str], *, part: str, stage: str) -> dict[str, Path]:

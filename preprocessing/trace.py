@@ -85,14 +85,13 @@ def _rows(samples: GPTSamples, spans: Sequence[DocumentSpan]) -> dict[tuple[int,
 
 
 def _traced(sample: int, span: DocumentSpan, dataset: TokenDataset, row: dict[str, Any]) -> TracedSpan:
-    paths = {item["name"]: item["path"] for item in dataset.summary.get("sources", [])}
     ids = dataset.document(span.document)[span.offset : span.offset + span.length]
     return TracedSpan(
         sample=sample,
         dataset=span.dataset,
         document=span.document,
         file=row["file"],
-        path=paths.get(row["file"], row["file"]),
+        path=str(dataset.source_paths.get(row["file"], row["file"])),
         line=row["line"],
         subset=row["subset"],
         first_token=span.offset,
@@ -109,8 +108,7 @@ def read_source_text(dataset: TokenDataset, document: int) -> str:
         InputError: The file is gone or changed: the text's digest is not that of ingest.
     """
     (row,) = dataset.document_rows(np.array([document]))
-    traced = {item["name"]: item["path"] for item in dataset.summary.get("sources", [])}
-    path = Path(traced[row["file"]])
+    path = dataset.source_paths[row["file"]]
     if not path.is_file():
         raise InputError(f"{path}: the source file of document {document} is not there any more.")
     config = dataset.artifact.manifest.config if dataset.artifact is not None else {}

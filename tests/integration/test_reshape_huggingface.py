@@ -116,7 +116,7 @@ def test_a_published_model_survives_the_round_trip_bit_by_bit(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["bert", "t5_v1_0", "mixtral", "pythia", "neox_serial"])
 def test_a_model_of_another_architecture_is_refused_in_one_line(tmp_path, name):
-    with pytest.raises(InputError, match="model_type '.*' is not supported") as error:
+    with pytest.raises(InputError, match=r"model_type '.*' is not supported") as error:
         convert(published(name), tmp_path / "target")
 
     assert "\n" not in str(error.value) and not (tmp_path / "target").exists()

@@ -52,7 +52,11 @@ def test_a_chain_of_layouts_keeps_every_bit_of_weights_and_optimizer(tmp_path, f
         info, before = read_info(source), read_info(first)
         assert (info.step, info.consumed_samples, info.seq_length) == (7, 56, 16)
         assert info.extra["seed"] == before.extra["seed"]
-        assert (info.layout["tensor_parallel"], info.layout["pipeline_parallel"], info.layout["data_parallel"]) == layout
+        assert (
+            info.layout["tensor_parallel"],
+            info.layout["pipeline_parallel"],
+            info.layout["data_parallel"],
+        ) == layout
         assert artifact.summary["verified_tensors"] == 3 * len(info.parameters)
         assert [item.problem for item in list_checkpoints(artifact.path, digests=True)] == [None]
 
@@ -140,7 +144,7 @@ def test_the_newest_whole_step_is_taken_and_another_by_number(tmp_path):
     assert convert(tmp_path / "run", tmp_path / "b", step=3).summary["step"] == 3
     with pytest.raises(InputError, match=r"step-00000009: __0_0\.distcp has 3 bytes"):
         convert(tmp_path / "run", tmp_path / "c", step=9)
-    with pytest.raises(ConfigError, match="step is 4, and .* has 3, 9"):
+    with pytest.raises(ConfigError, match=r"step is 4, and .* has 3, 9"):
         convert(tmp_path / "run", tmp_path / "d", step=4)
 
 

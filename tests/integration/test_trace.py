@@ -84,7 +84,8 @@ def test_an_index_refuses_another_dataset(_blend: tuple[Artifact, list[Path]]):
 
 
 def test_an_index_in_a_moved_store_finds_its_datasets(tmp_path: Path):
-    source = write_corpus(tmp_path / "a.jsonl", texts(100))
+    (tmp_path / "store").mkdir()
+    source = write_corpus(tmp_path / "store" / "a.jsonl", texts(100))
     store = ArtifactStore(tmp_path / "store")
     config = IngestConfig(sources=(str(source),), tokenizer=str(CASES / "_tokenizers" / "byte257"))
     dataset = INGEST.run(config, store=store)
@@ -95,4 +96,16 @@ def test_an_index_in_a_moved_store_finds_its_datasets(tmp_path: Path):
     after = GPTSamples(tmp_path / "moved" / "index" / index.path.name).tokens(range(10))
 
     np.testing.assert_array_equal(before, after)
-    assert TokenDataset(tmp_path / "moved" / "dataset" / dataset.path.name).num_documents == 100
+    moved = TokenDataset(tmp_path / "moved" / "dataset" / dataset.path.name)
+    assert read_source_text(moved, 7) == texts(100)[7]
+
+
+def test_an_index_outside_the_store_finds_datasets_inside_it(tmp_path: Path):
+    source = write_corpus(tmp_path / "a.jsonl", texts(30))
+    root = tmp_path / "store"
+    config = IngestConfig(sources=(str(source),), tokenizer=str(CASES / "_tokenizers" / "byte257"))
+    dataset = INGEST.run(config, store=ArtifactStore(root))
+    outside = ArtifactStore(root, output=tmp_path / "elsewhere" / "deep" / "index")
+    index = INDEX.run(IndexConfig(seq_length=32), inputs={"dataset0": dataset}, store=outside)
+
+    assert GPTSamples(index.path).tokens([0]).shape == (1, 33)
