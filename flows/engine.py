@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from contracts.artifact import MANIFEST, Artifact
+from contracts.artifact import Artifact
 from contracts.configuration import Settings
 from contracts.errors import ConfigError
 from contracts.fingerprint import Recipe
@@ -56,6 +56,7 @@ class Planned:
     action: Action
     reason: str
     artifact: Artifact | None
+    is_forced: bool = False
 
 
 def plan(steps: Sequence[Step], store: ArtifactStore, *, force: Iterable[str] = ()) -> list[Planned]:
@@ -77,11 +78,12 @@ def plan(steps: Sequence[Step], store: ArtifactStore, *, force: Iterable[str] = 
         action = _ACTIONS[state]
         reason = _reason(state)
         upstream = [source for source in step.inputs.values() if planned[source].action != "skip"]
-        if step.name in forced:
+        is_forced = step.name in forced
+        if is_forced:
             action, reason, artifact = "run", "forced", None
         elif action == "skip" and upstream:
             reason = f"done; runs again only if {', '.join(upstream)} gives other content"
-        planned[step.name] = Planned(step, recipe, state, action, reason, artifact)
+        planned[step.name] = Planned(step, recipe, state, action, reason, artifact, is_forced)
     return list(planned.values())
 
 
@@ -136,9 +138,8 @@ def run(
             continue
         inputs = dict(step.given) | {name: done[source] for name, source in step.inputs.items()}
         planned = _as_it_stands(step, inputs, store)
-        if step.name in forced and planned.artifact is not None:
-            retract(planned.artifact)
-            planned = replace(planned, action="run", reason="forced", artifact=None)
+        if step.name in forced:
+            planned = replace(planned, action="run", reason="forced", artifact=None, is_forced=True)
         if planned.artifact is not None or step.name in wanted:
             done[step.name] = conduct(planned, _builder(planned, inputs, store))
     return done
@@ -158,15 +159,11 @@ def _builder(planned: Planned, inputs: Mapping[str, Artifact], store: ArtifactSt
     def build(progress: Progress) -> Artifact:
         if planned.artifact is not None:
             return planned.artifact
-        return step.stage.run(step.settings, inputs=inputs, store=store, progress=progress, label=step.label)
+        return step.stage.run(
+            step.settings, inputs=inputs, store=store, progress=progress, label=step.label, force=planned.is_forced
+        )
 
     return build
-
-
-def retract(artifact: Artifact) -> None:
-    """Take back the claim that an artifact is complete, so that it is built anew."""
-    (artifact.path / MANIFEST).unlink()
-    (artifact.path / "recipe.json").unlink(missing_ok=True)
 
 
 def chosen(steps: Sequence[Step], names: Iterable[str]) -> list[str]:

@@ -11,7 +11,7 @@ from flows.pipeline import PipelineConfig
 
 def differences(planned: Planned, store: ArtifactStore) -> list[str]:
     """Say, field by field, how a step differs from the nearest build of its stage."""
-    if planned.state in ("stale", "corrupt") or planned.reason == "forced":
+    if planned.state in ("stale", "corrupt") or planned.is_forced:
         return [planned.reason]
     return str(explain_recipe(store, planned.step.stage.kind, planned.recipe)).splitlines()
 
