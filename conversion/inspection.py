@@ -164,7 +164,7 @@ def _damaged_files(checkpoint: Checkpoint) -> list[str]:
 def compare_checkpoints(a: Path, b: Path) -> dict[str, Any]:
     """Compare the tensors of two checkpoints under canonical names, whatever their formats and layouts.
 
-    Padding rows of the vocabulary are left out where they differ.
+    Padding rows of the vocabulary are left out where a side has none or another number of them.
 
     Returns:
         Counts, `only_in_a`, `only_in_b`, and `different`: name to shapes or the largest absolute difference.
@@ -183,10 +183,11 @@ def compare_checkpoints(a: Path, b: Path) -> dict[str, Any]:
 def _differences(first: Checkpoint, second: Checkpoint) -> dict[str, Any]:
     ours, theirs = first.tensors.entries, second.tensors.entries
     vocab = min(model_of(c.info, c.path).vocab_size or 0 for c in (first, second))
+    keep_padding = first.format == second.format == "native"
     different: dict[str, str] = {}
     equal = 0
     for name in (name for name in ours if name in theirs):
-        box = _common_rows(ours[name], theirs[name], vocab)
+        box = _common_rows(ours[name], theirs[name], vocab, keep_padding=keep_padding)
         if box is None:
             different[name] = f"shapes {list(ours[name].shape)} and {list(theirs[name].shape)}"
             continue
@@ -206,10 +207,10 @@ def _differences(first: Checkpoint, second: Checkpoint) -> dict[str, Any]:
     }
 
 
-def _common_rows(a: TensorEntry, b: TensorEntry, vocab: int) -> Box | None:
-    if a.shape == b.shape:
-        return a.box
+def _common_rows(a: TensorEntry, b: TensorEntry, vocab: int, *, keep_padding: bool) -> Box | None:
     is_vocab = a.name.removeprefix("optim.").startswith(("embedding.word.", "output."))
+    if a.shape == b.shape and (keep_padding or not is_vocab):
+        return a.box
     if is_vocab and a.shape[1:] == b.shape[1:] and min(a.shape[0], b.shape[0]) >= vocab:
         return ((0, vocab), *a.box[1:])
     return None

@@ -95,11 +95,10 @@ class NativeTarget:
             shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True, exist_ok=True)
         written: dict[int, _Written] = {}
-        with without_crc32():
-            paths = [unfinished / _file_name(rank) for rank in range(len(self.shards))]
-            for rank, item in enumerate(in_threads(self._write_rank, paths, self.shards, workers=workers)):
-                written[rank] = item
-                progress.update(rank + 1, total=len(paths), unit="files")
+        paths = [unfinished / _file_name(rank) for rank in range(len(self.shards))]
+        for rank, item in enumerate(in_threads(self._write_rank, paths, self.shards, workers=workers)):
+            written[rank] = item
+            progress.update(rank + 1, total=len(paths), unit="files")
         for rank in written:
             _note_of(unfinished / _file_name(rank)).unlink(missing_ok=True)
         files = {_file_name(rank): {"bytes": w.size_bytes, "sha256": w.sha256} for rank, w in written.items()}
@@ -126,7 +125,7 @@ class NativeTarget:
             return finished
         tensors = self.source.tensors
         records = []
-        with path.open("wb", buffering=0) as raw:
+        with path.open("wb", buffering=0) as raw, without_crc32():
             file = _DigestingFile(raw)
             for shard in shards:
                 start = file.size

@@ -189,7 +189,7 @@ def _describe(storage: Any, offset: int, size: Shape, stride: Shape, *_: Any) ->
 
 @contextlib.contextmanager
 def without_crc32() -> Iterator[None]:
-    """Let `torch.save` leave out CRC-32 sums: they cost more than the copy, and sha256 of the file is kept."""
+    """Let `torch.save` leave out CRC-32 sums, in this thread: they cost more than the copy, and sha256 is kept."""
     before = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
     try:

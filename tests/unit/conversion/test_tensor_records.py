@@ -19,7 +19,9 @@ def saved(tmp_path, tensor):
     return path, path.stat().st_size - 100
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool])
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool]
+)
 @pytest.mark.parametrize("rows", [0, 1, 500])
 def test_the_data_of_a_saved_tensor_is_found(tmp_path, dtype, rows):
     tensor = torch.randn(rows, 9).to(dtype)
