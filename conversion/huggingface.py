@@ -1,38 +1,28 @@
 """Hugging Face model folders: `config.json`, safetensors (one file or several with an index), tokenizer files."""
 
 import json
-from collections.abc import Iterator, Mapping
-from pathlib import Path, PurePosixPath
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from contracts.errors import InputError
-from contracts.files import sync, write_atomically
-from contracts.progress import Progress
-from conversion.casting import Caster
-from conversion.catalogue import Catalogue, Checkpoint, TensorEntry, equal_bits, row_blocks
-from conversion.huggingface_config import architecture_of, from_huggingface, to_huggingface
+from conversion.catalogue import Catalogue, Checkpoint, equal_bits, row_blocks
+from conversion.huggingface_config import architecture_of, from_huggingface
+from conversion.huggingface_files import CONFIG, INDEX, read_json, weight_files, weight_map
 from conversion.huggingface_names import links_of
-from conversion.linked_rows import Link, derive_canonical, derive_foreign
+from conversion.linked_rows import Link, derive_canonical
 from conversion.safetensors_files import (
     SafetensorsCatalogue,
     StoredTensor,
-    header_bytes,
     read_header,
-    split_into_files,
-    write_file,
 )
 from training.config import LayoutConfig, ModelConfig
 from training.parameters import stored_parameters
-from training.step_folders import CheckpointInfo, file_digest
+from training.step_folders import CheckpointInfo
 
-CONFIG = "config.json"
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 # Masks and tables that old releases stored among the weights; they follow from the config.
 _NO_WEIGHTS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
-_OWN_KEY = "shardline"
+OWN_KEY = "shardline"
 
 
 def open_huggingface(folder: Path) -> Checkpoint:
@@ -42,7 +32,7 @@ def open_huggingface(folder: Path) -> Checkpoint:
         InputError: The architecture is not supported, a file is missing or damaged, or a tensor is
             missing, unexpected or of another shape than `config.json` says.
     """
-    config = _read_json(folder / CONFIG)
+    config = read_json(folder / CONFIG)
     model = from_huggingface(config, str(folder / CONFIG))
     stored, metadata = _stored_tensors(folder)
     own = _own_facts(metadata, model)
@@ -71,38 +61,6 @@ def open_huggingface(folder: Path) -> Checkpoint:
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """List the files that hold the weights; the index is checked, the files are not opened.
-
-    Raises:
-        InputError: The index is damaged or leads out of the folder, or there are no safetensors files.
-    """
-    if (folder / INDEX).is_file():
-        return sorted({folder / name for name in _weight_map(folder).values()})
-    if (folder / SINGLE).is_file():
-        return [folder / SINGLE]
-    if any(folder.glob("*.bin")) or any(folder.glob("*.h5")) or any(folder.glob("*.msgpack")):
-        raise InputError(
-            f"{folder}: holds weights in another form than safetensors. Save it anew with "
-            "save_pretrained(..., safe_serialization=True) of transformers."
-        )
-    raise InputError(f"{folder}: there is neither {SINGLE} nor {INDEX}; the weights are missing.")
-
-
-def _weight_map(folder: Path) -> dict[str, str]:
-    path = folder / INDEX
-    found = _read_json(path).get("weight_map")
-    if not isinstance(found, dict) or not found:
-        raise InputError(f"{path}: holds no weight_map.")
-    for tensor, name in found.items():
-        if not isinstance(name, str) or PurePosixPath(name).name != name or "\\" in name or name in ("", "..", "."):
-            raise InputError(
-                f"{path}: places tensor {tensor} in {name!r}, which is no plain file name; a file outside of the "
-                "folder is never read."
-            )
-    return found
-
-
 def _stored_tensors(folder: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
     files = weight_files(folder)
     missing = [file.name for file in files if not file.is_file()]
@@ -118,7 +76,7 @@ def _stored_tensors(folder: Path) -> tuple[dict[str, StoredTensor], dict[str, st
                 raise InputError(f"{file}: tensor {name} is also in {stored[name].path.name}.")
             stored[name] = item
     if (folder / INDEX).is_file():
-        for name, file_name in _weight_map(folder).items():
+        for name, file_name in weight_map(folder).items():
             if name not in stored or stored[name].path.name != file_name:
                 raise InputError(f"{folder / INDEX}: places tensor {name} in {file_name}, where it is not.")
     return stored, metadata
@@ -191,7 +149,7 @@ def _common_dtype(source: Catalogue) -> str:
 def _own_facts(metadata: Mapping[str, str], model: ModelConfig) -> dict[str, Any]:
     """Take back what an export of ours wrote beside the weights, if the config still says the same model."""
     try:
-        facts = json.loads(metadata.get(_OWN_KEY, "{}"))
+        facts = json.loads(metadata.get(OWN_KEY, "{}"))
         exported = ModelConfig.model_validate(facts.pop("model"))
         counts = {key: int(facts[key]) for key in ("step", "consumed_samples", "seq_length")}
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -200,112 +158,3 @@ def _own_facts(metadata: Mapping[str, str], model: ModelConfig) -> dict[str, Any
     if exported.model_dump(exclude=same) != model.model_dump(exclude=same) or min(counts.values()) < 0:
         return {}
     return {**counts, "model": exported}
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}).") from error
-    except ValueError as error:
-        raise InputError(f"{path}: is no JSON ({error}).") from error
-    if not isinstance(data, dict):
-        raise InputError(f"{path}: holds no JSON object.")
-    return data
-
-
-class HuggingFaceTarget:
-    """What an export will write: decided from descriptions alone, before any byte is read.
-
-    Args:
-        source: An open checkpoint.
-        caster: Says the types of the written weights.
-        shard_bytes: Largest file, unless a single tensor is larger.
-
-    Raises:
-        ConfigError: No Hugging Face architecture computes the model.
-    """
-
-    def __init__(self, source: Checkpoint, caster: Caster, shard_bytes: int) -> None:
-        self.source, self.caster = source, caster
-        self.model = ModelConfig.model_validate(source.info.model)
-        self.architecture = architecture_of(self.model)
-        self.tensors = derive_foreign(source.tensors, links_of(self.model, self.architecture))
-        entries = {
-            name: TensorEntry(name, entry.shape, caster.dtype_of(name, entry.dtype))
-            for name, entry in self.tensors.entries.items()
-        }
-        parts = split_into_files(entries, shard_bytes)
-        total = len(parts)
-        self.files: dict[str, dict[str, TensorEntry]] = (
-            {SINGLE: parts[0]}
-            if total == 1
-            else {f"model-{n:05d}-of-{total:05d}.safetensors": part for n, part in enumerate(parts, 1)}
-        )
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(entry.size_bytes for part in self.files.values() for entry in part.values())
-
-    @property
-    def peak_bytes(self) -> int:
-        """The most memory that tensors take while they are written."""
-        return max(self._block_bytes(entry) for part in self.files.values() for entry in part.values())
-
-    def _block_bytes(self, entry: TensorEntry) -> int:
-        blocks = list(self._blocks(entry))
-        return 2 * max(entry.size_bytes // max(1, len(blocks)), 1)
-
-    def _blocks(self, entry: TensorEntry) -> Iterator[Any]:
-        # A block of a transposed matrix is a block of columns, for which the whole source is read.
-        if self.architecture == "gpt2" and len(entry.shape) > 1 and ".h." in entry.name:
-            return iter([entry.box])
-        return row_blocks(entry.box, entry.dtype.itemsize)
-
-    def _pieces(self, entry: TensorEntry) -> Iterator[Tensor]:
-        for box in self._blocks(entry):
-            yield self.caster(entry.name, self.tensors.read(entry.name, box))
-
-    def write(
-        self, folder: Path, *, token_ids: Mapping[str, Any], progress: Progress, is_resumed: bool = False
-    ) -> dict[str, str]:
-        """Write weights, index and config; files that an unfinished build left whole are kept.
-
-        Returns:
-            sha256 of each file of weights.
-        """
-        info = self.source.info
-        own = {
-            "step": info.step,
-            "consumed_samples": info.consumed_samples,
-            "seq_length": info.seq_length,
-            "model": dict(info.model),
-        }
-        metadata = {"format": "pt", _OWN_KEY: json.dumps(own)}
-        digests: dict[str, str] = {}
-        for n, (name, entries) in enumerate(self.files.items(), 1):
-            path = folder / name
-            if is_resumed and _is_whole(path, header_bytes(entries, metadata), entries):
-                digests[name] = file_digest(path)
-            else:
-                digests[name] = write_file(path, entries, metadata, self._pieces)
-            progress.update(n, total=len(self.files), unit="files")
-        if len(self.files) > 1:
-            index = {
-                "metadata": {"total_size": self.size_bytes},
-                "weight_map": {tensor: name for name, entries in self.files.items() for tensor in entries},
-            }
-            write_atomically(folder / INDEX, json.dumps(index, indent=1) + "\n")
-        written = sorted({str(e.dtype).removeprefix("torch.") for part in self.files.values() for e in part.values()})
-        config = to_huggingface(self.model, dtype=written[-1] if len(written) > 1 else written[0], token_ids=token_ids)
-        write_atomically(folder / CONFIG, json.dumps(config, indent=1) + "\n")
-        sync(folder)
-        return digests
-
-
-def _is_whole(path: Path, header: bytes, entries: Mapping[str, TensorEntry]) -> bool:
-    """Tell whether a file of an unfinished build is the one to be written; it got its name when it was whole."""
-    if not path.is_file() or path.stat().st_size != len(header) + sum(e.size_bytes for e in entries.values()):
-        return False
-    with path.open("rb") as file:
-        return file.read(len(header)) == header

@@ -70,6 +70,16 @@ class LinkedCatalogue:
     def entries(self) -> Mapping[str, TensorEntry]:
         return self._entries
 
+    def reads_whole(self, name: str) -> bool:
+        """Tell whether any part of a tensor costs about as much to read as all of it (it is transposed)."""
+        recipe = self._recipes.get(name)
+        if recipe is None:
+            return False
+        if recipe.is_source_transposed or recipe.is_result_transposed:
+            return True
+        inner = self._source
+        return isinstance(inner, LinkedCatalogue) and any(inner.reads_whole(piece.source) for piece in recipe.pieces)
+
     def read(self, name: str, box: Box) -> Tensor:
         recipe = self._recipes[name]
         if recipe.is_result_transposed:
@@ -77,9 +87,14 @@ class LinkedCatalogue:
         return self._rows(recipe, box)
 
     def _rows(self, recipe: _Recipe, box: Box) -> Tensor:
-        out = empty_box(box, recipe.entry.dtype)
         (first, last), *inner = box
         pieces = [p for p in recipe.pieces if p.at < last and first < p.at + p.count]
+        if len(pieces) == 1 and not recipe.is_source_transposed:
+            piece = pieces[0]
+            shift = piece.first - piece.at
+            if piece.at <= first and last <= piece.at + piece.count:
+                return self._source.read(piece.source, ((first + shift, last + shift), *inner))
+        out = empty_box(box, recipe.entry.dtype)
         if sum(min(last, p.at + p.count) - max(first, p.at) for p in pieces) < last - first:
             out.zero_()
         read = self._transposed_reader(pieces, tuple(inner)) if recipe.is_source_transposed else self._source.read

@@ -51,6 +51,7 @@ def _by_transformers(folder: Path, tokens: "Tensor") -> "Tensor":
         ) from None
     import torch
 
+    transformers.utils.logging.disable_progress_bar()
     # Only the safetensors in this folder are read, and no code that it may bring along.
     model = transformers.AutoModelForCausalLM.from_pretrained(
         folder,

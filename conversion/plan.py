@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from conversion.config import ReshapeConfig
-from conversion.huggingface import HuggingFaceTarget
+from conversion.huggingface_writing import HuggingFaceTarget
 from conversion.reading import open_checkpoint
 from conversion.targets import Plan, dropped_and_kept, make_plan
 from training.flops import parameter_count

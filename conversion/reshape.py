@@ -9,7 +9,8 @@ from contracts.errors import ConfigError
 from contracts.store import Workspace
 from conversion.catalogue import Checkpoint
 from conversion.config import ReshapeConfig
-from conversion.huggingface import HuggingFaceTarget, weight_files
+from conversion.huggingface_files import weight_files
+from conversion.huggingface_writing import HuggingFaceTarget
 from conversion.reading import open_checkpoint
 from conversion.targets import Plan, dropped_and_kept, make_plan
 from conversion.tokenizer_files import copy_tokenizer, special_token_ids, tokenizer_files

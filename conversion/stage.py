@@ -10,6 +10,7 @@ from contracts.stage import Stage
 from contracts.store import Workspace
 from conversion.config import ReshapeConfig
 from conversion.detect import format_of
+from conversion.huggingface_files import CONFIG, INDEX, weight_files
 from conversion.step_choice import native_step_folder
 from conversion.tokenizer_files import tokenizer_files
 
@@ -38,11 +39,8 @@ def _raw_files(settings: ReshapeConfig) -> dict[str, Path]:
         files["manifest.json"] = folder / "manifest.json"
         path = folder
     elif kind == "huggingface":
-        names = [
-            "config.json",
-            *(file.name for pattern in ("*.safetensors", "*.index.json") for file in path.glob(pattern)),
-        ]
-        files |= {name: path / name for name in sorted(names)}
+        paths = [path / CONFIG, path / INDEX, *weight_files(path)]
+        files |= {file.name: file for file in paths if file.is_file()}
     return files | {f"tokenizer/{name}": file for name, file in tokenizer_files(path).items()}
 
 

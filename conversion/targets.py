@@ -10,7 +10,7 @@ from contracts.errors import ConfigError
 from conversion.casting import DTYPES, Caster
 from conversion.catalogue import Checkpoint
 from conversion.config import ReshapeConfig
-from conversion.huggingface import HuggingFaceTarget
+from conversion.huggingface_writing import HuggingFaceTarget
 from conversion.linked_rows import derive_resized
 from conversion.native_writing import NativeTarget
 from conversion.rank_shards import MOMENTS, OPTIMIZER_PREFIX

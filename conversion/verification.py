@@ -1,5 +1,7 @@
 """Reads a finished checkpoint back through its own reader and compares it with the source, bit by bit."""
 
+import contextlib
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -7,6 +9,7 @@ from contracts.errors import InputError, ShardlineError
 from contracts.progress import Progress
 from conversion.casting import Caster
 from conversion.catalogue import Box, Checkpoint, TensorEntry, equal_bits, row_blocks
+from conversion.linked_rows import LinkedCatalogue
 from conversion.native import NativeCatalogue
 from conversion.threads import in_threads
 from training.config import ModelConfig
@@ -53,14 +56,20 @@ def compare_written(
         raise ShardlineError(f"{written.path}: verification failed: tensor {missing[0]} was not written.")
     vocab_rows = _vocab_rows(written, source)
 
+    one_at_a_time = threading.Lock()
+
     def compare(name: str) -> int:
-        for box in _boxes(written, entries[name], vocab_rows):
-            expected = caster(name, source.tensors.read(name, box), counts=False)
-            if not equal_bits(written.tensors.read(name, box), expected):
-                raise ShardlineError(
-                    f"{written.path}: verification failed: tensor {name} differs from the source in "
-                    f"{' x '.join(f'{a}..{b}' for a, b in box)}. The disk or the memory may be faulty; start again."
-                )
+        # A transposed tensor is held several times over; two of them at once could be too much.
+        is_whole = any(reads_whole(checkpoint, name) for checkpoint in (written, source))
+        with one_at_a_time if is_whole else contextlib.nullcontext():
+            for box in _boxes(written, entries[name], vocab_rows, is_whole=is_whole):
+                expected = caster(name, source.tensors.read(name, box), counts=False)
+                if not equal_bits(written.tensors.read(name, box), expected):
+                    place = " x ".join(f"{start}..{stop}" for start, stop in box)
+                    raise ShardlineError(
+                        f"{written.path}: verification failed: tensor {name} differs from the source in {place}. "
+                        "The disk or the memory may be faulty; start again."
+                    )
         return entries[name].size_bytes
 
     total, done = sum(entry.size_bytes for entry in entries.values()), 0
@@ -82,13 +91,20 @@ def _vocab_rows(written: Checkpoint, source: Checkpoint) -> Mapping[str, int]:
     }
 
 
-def _boxes(written: Checkpoint, entry: TensorEntry, vocab_rows: Mapping[str, int]) -> Iterator[Box]:
+def reads_whole(checkpoint: Checkpoint, name: str) -> bool:
+    tensors = checkpoint.tensors
+    return isinstance(tensors, LinkedCatalogue) and tensors.reads_whole(name)
+
+
+def _boxes(written: Checkpoint, entry: TensorEntry, vocab_rows: Mapping[str, int], *, is_whole: bool) -> Iterator[Box]:
     if isinstance(written.tensors, NativeCatalogue):
-        for chunk in written.tensors.chunks[entry.name]:
-            yield from row_blocks(chunk.box, entry.dtype.itemsize)
-        return
-    box = entry.box
-    if entry.name in vocab_rows:
-        box = ((0, vocab_rows[entry.name]), *box[1:])
-    # A block of a transposed matrix costs reading all of it, so blocks are large here.
-    yield from row_blocks(box, entry.dtype.itemsize, 64 * 2**20)
+        boxes = [chunk.box for chunk in written.tensors.chunks[entry.name]]
+    elif entry.name in vocab_rows:
+        boxes = [((0, vocab_rows[entry.name]), *entry.box[1:])]
+    else:
+        boxes = [entry.box]
+    for box in boxes:
+        if is_whole:
+            yield box
+        else:
+            yield from row_blocks(box, entry.dtype.itemsize)

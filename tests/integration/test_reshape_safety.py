@@ -71,7 +71,7 @@ KILLED = textwrap.dedent(
     """
     import os, signal, sys
     from pathlib import Path
-    import conversion.huggingface, conversion.native_writing
+    import conversion.huggingface_writing, conversion.native_writing
     from contracts.store import ArtifactStore
     from conversion.config import ReshapeConfig
     from conversion.stage import stage_for
@@ -91,7 +91,7 @@ KILLED = textwrap.dedent(
 
     target = conversion.native_writing.NativeTarget
     target._write_rank = dies_in_the_third(target._write_rank)
-    conversion.huggingface.write_file = dies_in_the_third(conversion.huggingface.write_file)
+    conversion.huggingface_writing.write_file = dies_in_the_third(conversion.huggingface_writing.write_file)
     settings = ReshapeConfig.model_validate_json(sys.argv[1])
     output = Path(sys.argv[2])
     stage_for(settings).run(settings, store=ArtifactStore(output.parent / "store", output=output))
