@@ -156,12 +156,13 @@ def run(trainer: "Trainer", job: Job, train_source: "SampleSource", valid_source
         step = trainer.train_step(train_source, wants_to_stop=request())
         training_s += time.perf_counter() - started
         is_end = trainer.step == config.train_steps
-        if is_end or step.stop_requested or trainer.step % config.checkpoint_interval == 0:
-            save_checkpoint(trainer, output, keep_last=config.keep_last)
         if is_end and valid_source is not None:
             valid_loss = validation_loss(trainer, valid_source)
         if recorder is not None and (is_end or trainer.step % config.log_interval == 0):
             recorder.record(step, training_s, valid_loss)
+        # After the record: a step that is saved is never done again, so its line must be there.
+        if is_end or step.stop_requested or trainer.step % config.checkpoint_interval == 0:
+            save_checkpoint(trainer, output, keep_last=config.keep_last)
         if step.stop_requested:
             break
     speed = recorder.tokens_per_s if recorder is not None else None

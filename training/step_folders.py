@@ -110,13 +110,16 @@ def list_checkpoints(root: Path, *, digests: bool = False) -> list[StepFolder]:
     Args:
         digests: Also read every file of a native checkpoint and compare its digest.
     """
+    return [StepFolder(folder, step, _problem(folder, digests)) for step, folder in _newest_first(root)]
+
+
+def _newest_first(root: Path) -> list[tuple[int, Path]]:
     found = []
     for folder in root.iterdir() if root.is_dir() else ():
         match = _STEP.match(folder.name)
         if match and folder.is_dir():
-            step = int(match["step"] or match["iteration"])
-            found.append(StepFolder(folder, step, _problem(folder, digests)))
-    return sorted(found, key=lambda item: item.step, reverse=True)
+            found.append((int(match["step"] or match["iteration"]), folder))
+    return sorted(found, reverse=True)
 
 
 def find_latest(root: Path, *, digests: bool = False) -> tuple[StepFolder | None, list[str]]:
@@ -131,15 +134,17 @@ def find_latest(root: Path, *, digests: bool = False) -> tuple[StepFolder | None
             nothing would throw a run away silently.
     """
     warnings: list[str] = []
-    found = list_checkpoints(root, digests=digests)
-    for item in found:
-        if item.problem is None:
-            return item, warnings + _tracker_warning(root, item.step)
-        warnings.append(f"checkpoint {item.path.name} (step {item.step}) is passed over: {item.problem}")
-    if found:
-        reasons = "; ".join(f"{item.path.name}: {item.problem}" for item in found)
+    reasons: list[str] = []
+    for step, folder in _newest_first(root):
+        problem = _problem(folder, digests)
+        if problem is None:
+            return StepFolder(folder, step, None), warnings + _tracker_warning(root, step)
+        warnings.append(f"checkpoint {folder.name} (step {step}) is passed over: {problem}")
+        reasons.append(f"{folder.name}: {problem}")
+    if reasons:
         raise InputError(
-            f"{root}: no checkpoint is whole ({reasons}). Restore one, or remove these folders to start from step 0."
+            f"{root}: no checkpoint is whole ({'; '.join(reasons)}). Restore one, or remove these folders "
+            "to start from step 0."
         )
     return None, warnings
 

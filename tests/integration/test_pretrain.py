@@ -252,6 +252,31 @@ def test_another_layout_ends_at_the_same_loss(store: ArtifactStore, dataset: Art
     assert other.summary["valid_loss_nats"] == pytest.approx(whole_run.summary["valid_loss_nats"], rel=1e-4)
 
 
+def test_an_interrupted_run_goes_on_with_more_data_parallel_ranks(own_store: Path, dataset: Artifact) -> None:
+    """The degree of data parallelism is no part of a run's identity: same rows, same numbers up to rounding."""
+    exact = {"precision": "float64", "train_steps": 20, "micro_batch_size": 2}
+    first = _Process(own_store, dataset, _settings(layout={}, **exact))
+    first.wait_for_step(7)
+    first.process.terminate()
+    first.finish()
+    store = ArtifactStore(own_store)
+
+    artifact = PRETRAIN.run(
+        _settings(layout={"data_parallel": 2}, **exact), inputs={"dataset0": dataset}, store=store, label="run"
+    )
+    whole = PRETRAIN.run(
+        _settings(layout={"data_parallel": 2}, **exact),
+        inputs={"dataset0": dataset},
+        store=ArtifactStore(own_store / "again"),
+        label="whole",
+    )
+
+    assert artifact.path == first.folder
+    assert artifact.fingerprint == whole.fingerprint
+    for (step, *found), (_, *expected) in zip(_losses(artifact.path), _losses(whole.path), strict=True):
+        assert found == pytest.approx(expected, rel=1e-12), step
+
+
 def test_a_run_that_diverges_stops_with_a_message_and_keeps_its_checkpoint(tmp_path: Path, dataset: Artifact) -> None:
     store = ArtifactStore(tmp_path)
     optimizer = {"lr": 1e38, "min_lr": 1e38, "clip_grad": 0.0}
