@@ -165,7 +165,16 @@ def _parse_hard_line(line: bytes, form: RecordFormat) -> tuple[Any, int]:
         raise _BadRecordError("JSON is nested too deeply to be read") from None
     except ValueError as error:
         detail = f"{error.msg} at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else str(error)
-        raise _BadRecordError(f"invalid or incomplete JSON ({detail})") from None
+        raise _BadRecordError(f"invalid or incomplete JSON ({detail}){_hint(decoded.strip())}") from None
+
+
+def _hint(line: str) -> str:
+    """Say what is usual when a whole file is of another form."""
+    if line in ("{", "[", "[{"):
+        return "; the file seems to hold JSON over several lines: write each record on one line (jq -c)"
+    if not line.startswith("{"):
+        return '; each line must be one JSON object such as {"text": "..."}'
+    return ""
 
 
 def _text_of(record: Any, key: str) -> str:

@@ -191,7 +191,9 @@ class ShardWriter:
         self.tally.add(file, "rejected", len(rejects))
         for reject in rejects:
             row = {"file": reject.file, "line": reject.line, "byte_offset": reject.offset, "reason": reject.reason}
-            self._rejects.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+            # A lone surrogate in a key becomes its JSON escape.
+            line = json.dumps(row, ensure_ascii=False).encode("utf-8", "backslashreplace")
+            self._rejects.write(line + b"\n")
             self.tally.add_example("rejected", row)
 
     def _close_shard(self, next_position: Position) -> None:

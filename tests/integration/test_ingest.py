@@ -184,6 +184,14 @@ def test_special_tokens_in_text_are_text_and_are_counted(tmp_path: Path):
     assert TokenDataset(artifact.path).sequence(0).tolist() == [*b"one<|endoftext|>two", 256]
 
 
+def test_keys_that_are_no_unicode_are_listed_among_the_rejects(tmp_path: Path):
+    (tmp_path / "a.jsonl").write_text('{"\\ud800": 1}\n{"text": "a"}\n')
+    artifact = ingest_files([str(tmp_path / "a.jsonl")], tmp_path / "out", on_error="quarantine", shard_tokens=1)
+
+    (line,) = (artifact.path / "rejects.jsonl").read_text(encoding="utf-8").splitlines()
+    assert json.loads(line)["reason"] == "no key 'text'; keys present: \ud800"
+
+
 def test_a_corpus_artifact_is_ingested_by_part_and_never_trains_on_held_out_documents(tmp_path: Path):
     write_corpus(tmp_path / "a.jsonl", texts(300))
     store = ArtifactStore(tmp_path / "store")

@@ -78,6 +78,8 @@ def test_what_orjson_refuses_is_read_as_json_reads_it(line: bytes):
         (b"{}", "no key 'text'; keys present: none"),
         (b'{"text": "a"', "invalid or incomplete JSON"),
         (b'{"text": "a"} x', "invalid or incomplete JSON"),
+        (b"[", "JSON over several lines: write each record on one line"),
+        (b"Once upon a time", 'each line must be one JSON object such as {"text": "..."}'),
         (b"\0\0\0", "3 NUL bytes instead of a record"),
         (b"[" * 100_000, "JSON is nested too deeply"),
     ],
