@@ -12,6 +12,7 @@ from torch import Tensor
 from contracts.errors import InputError, ShardlineError
 from conversion.catalogue import Box, Checkpoint, TensorEntry, equal_bits, num_elements, row_blocks
 from conversion.detect import NAMES, READABLE, format_of
+from conversion.rank_shards import degrees
 from conversion.reading import model_of, open_checkpoint
 from training.step_folders import find_latest, list_checkpoints
 
@@ -198,7 +199,7 @@ def _differences(first: Checkpoint, second: Checkpoint) -> dict[str, Any]:
             different[name] = f"largest difference {difference:.4g} ({' and '.join(sorted(dtypes))})"
     return {
         "step": [first.info.step, second.info.step],
-        "layout": [dict(c.info.layout) for c in (first, second)],
+        "layout": [degrees(c.info.layout) for c in (first, second)],
         "equal_tensors": equal,
         "different_tensors": len(different),
         "different": different,

@@ -1,6 +1,7 @@
 """Runs source and target on one batch and compares what they say: the last word on a conversion."""
 
 import contextlib
+import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,15 +42,23 @@ def logits_of(checkpoint: Checkpoint, tokens: "Tensor") -> "Tensor":
     return _by_ourselves(checkpoint.path, tokens)
 
 
-def _by_transformers(folder: Path, tokens: "Tensor") -> "Tensor":
-    try:
-        import transformers
-    except ImportError:
+def require_transformers() -> None:
+    """Check that Hugging Face models can be run, before any work starts.
+
+    Raises:
+        ConfigError: transformers is not installed.
+    """
+    if importlib.util.find_spec("transformers") is None:
         raise ConfigError(
             "logits: true runs the Hugging Face model with transformers, which is not installed. "
             "Install shardline[dev], or leave logits out."
-        ) from None
+        )
+
+
+def _by_transformers(folder: Path, tokens: "Tensor") -> "Tensor":
+    require_transformers()
     import torch
+    import transformers
 
     transformers.utils.logging.disable_progress_bar()
     # Only the safetensors in this folder are read, and no code that it may bring along.

@@ -5,6 +5,7 @@ from typing import Any
 
 from conversion.config import ReshapeConfig
 from conversion.huggingface_writing import HuggingFaceTarget
+from conversion.rank_shards import degrees
 from conversion.reading import open_checkpoint
 from conversion.targets import Plan, dropped_and_kept, make_plan
 from training.flops import parameter_count
@@ -27,7 +28,7 @@ def describe_plan(settings: ReshapeConfig, path: Path) -> dict[str, Any]:
         return {
             "source": str(source.path),
             "source_format": source.format,
-            "source_layout": _degrees(source.info.layout),
+            "source_layout": degrees(source.info.layout),
             "step": source.info.step,
             "consumed_samples": source.info.consumed_samples,
             "source_dtype": source.info.dtype,
@@ -58,7 +59,7 @@ def _target(plan: Plan) -> dict[str, Any]:
     layout = (
         {"architecture": target.architecture}
         if isinstance(target, HuggingFaceTarget)
-        else {"target_layout": _degrees(target.layout.model_dump())}
+        else {"target_layout": degrees(target.layout.model_dump())}
     )
     return {
         **layout,
@@ -67,8 +68,3 @@ def _target(plan: Plan) -> dict[str, Any]:
         "files": files if len(files) <= 8 else [*files[:3], f"... {len(files) - 4} more", files[-1]],
         "num_files": len(files),
     }
-
-
-def _degrees(layout: Any) -> str:
-    tp, pp, dp = (layout.get(f"{axis}_parallel", 1) for axis in ("tensor", "pipeline", "data"))
-    return f"tensor {tp} x pipeline {pp} x data {dp}"

@@ -5,8 +5,9 @@ rows, or into columns where blocks of rows are fused in memory (gate and up). Se
 what is not cut; one of them writes it.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from conversion.catalogue import Box, Shape, num_elements
 from training.config import LayoutConfig, ModelConfig
@@ -113,3 +114,9 @@ def _cut(box: Box, dim: int | None, rank: int, size: int) -> Box:
     part = -(-(stop - start) // size)
     first = min(start + rank * part, stop)
     return (*box[:dim], (first, min(first + part, stop)), *box[dim + 1 :])
+
+
+def degrees(layout: Mapping[str, Any]) -> str:
+    """Write a layout's degrees for a reader."""
+    tp, pp, dp = (layout.get(f"{axis}_parallel", 1) for axis in ("tensor", "pipeline", "data"))
+    return f"tensor {tp} x pipeline {pp} x data {dp}"

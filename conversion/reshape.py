@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from contracts.artifact import Artifact
-from contracts.errors import ConfigError
+from contracts.errors import ConfigError, ShardlineError
 from contracts.store import Workspace
 from conversion.catalogue import Checkpoint
 from conversion.config import ReshapeConfig
 from conversion.huggingface_files import weight_files
 from conversion.huggingface_writing import HuggingFaceTarget
+from conversion.logits import max_logit_difference, require_transformers
 from conversion.reading import open_checkpoint
 from conversion.targets import Plan, dropped_and_kept, make_plan
 from conversion.tokenizer_files import copy_tokenizer, special_token_ids, tokenizer_files
@@ -33,6 +34,8 @@ def reshape(settings: ReshapeConfig, inputs: Mapping[str, Artifact], workspace: 
     source = open_checkpoint(path, settings.step)
     try:
         plan = make_plan(source, settings)
+        if settings.logits and "huggingface" in (source.format, settings.to):
+            require_transformers()
         for line in (*plan.notes, *(f"left behind: {item}" for item in plan.dropped)):
             workspace.progress.note(line)
         if settings.verify and source.format == "native":
@@ -97,12 +100,14 @@ def _checks(
 ) -> dict[str, Any]:
     checks: dict[str, Any] = {}
     if settings.verify:
-        checks["verified_tensors"] = compare_written(
-            written, plan.source, plan.caster, progress=workspace.progress, workers=settings.workers
-        )
+        try:
+            checks["verified_tensors"] = compare_written(
+                written, plan.source, plan.caster, progress=workspace.progress, workers=settings.workers
+            )
+        except ShardlineError:
+            workspace.discard()  # or the next run would go on from the files that are wrong
+            raise
     if settings.logits:
-        from conversion.logits import max_logit_difference
-
         checks["logits_max_difference"] = max_logit_difference(source, written)
     return checks
 

@@ -69,7 +69,7 @@ def diff(
     Example: [bold]shardline diff demo-1a2b demo-3c4d[/bold]
     """
     from contracts.difference import artifact_changes
-    from flows.inspection import weight_differences
+    from flows.inspection import render, weight_differences
 
     where = store_at(store)
     first, second = (artifact_at(text, where) for text in (a, b))
@@ -88,7 +88,7 @@ def diff(
         return
     for group, lines in result.items():
         print(f"{group}: {'same' if not lines else ''}")
-        for line in lines if isinstance(lines, list) else [str(lines)]:
+        for line in lines if isinstance(lines, list) else render(lines):
             print(f"  {line}")
 
 

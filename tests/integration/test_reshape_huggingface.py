@@ -221,6 +221,16 @@ def test_logits_are_compared_when_asked(tmp_path):
     assert 0 <= foreign < 1e-5 and own == 0
 
 
+def test_without_transformers_a_comparison_of_logits_is_refused_before_any_work(tmp_path, monkeypatch):
+    source = write_random(tmp_path / "source", random_model("llama"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+
+    with pytest.raises(ConfigError, match=r"Install shardline\[dev\], or leave logits out"):
+        convert(source, tmp_path / "target", to="huggingface", logits=True)
+
+    assert not (tmp_path / "target").exists()
+
+
 def test_an_export_of_a_model_that_no_architecture_computes_is_refused(tmp_path):
     source = write_random(tmp_path / "source", random_model("gpt2", position="rope"))
 
