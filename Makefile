@@ -54,7 +54,7 @@ check: $(STAMP)
 	$(PYTEST) tests/test_architecture.py
 
 bench: $(STAMP)
-	@for name in startup ingest training_step; do \
+	@for name in startup ingest training_step conversion; do \
 	  echo "== benchmarks/$$name.py"; OMP_NUM_THREADS=1 $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 gpu-check: $(STAMP)

@@ -157,12 +157,23 @@ def _failure(log_dir: Path, returncode: int) -> ShardlineError:
             records.append(json.loads(path.read_text(encoding="utf-8")))
     if not records:
         how = f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
-        return ShardlineError(f"The ranks ended with {how} and left no message. See {log_dir}/launcher.log.")
+        return ShardlineError(
+            f"The ranks ended with {how} and left no message. The launcher's last words: "
+            f"{_last_words(log_dir / 'launcher.log')}. See {log_dir}/launcher.log."
+        )
     first = min(records, key=lambda record: (record["kind"] is None, record["time"]))
     kind = {"ConfigError": ConfigError, "InputError": InputError}.get(first["kind"] or "", ShardlineError)
     if first["kind"] is not None:
         return kind(first["message"])
     return ShardlineError(f"Rank {first['rank']} failed: {first['message']}. See {first['log']}.")
+
+
+def _last_words(log: Path) -> str:
+    with contextlib.suppress(OSError):
+        lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
+        errors = [line for line in lines if "Error" in line and "torch.distributed" not in line]
+        return (errors or [line for line in lines if line] or ["nothing"])[-1][:300].rstrip(".")
+    return "nothing"
 
 
 def rank_main(main: Callable[[list[str]], Any]) -> int:
