@@ -1,11 +1,13 @@
 """The reshape stage: read descriptions, plan, stream, verify. Imports torch; `stage` imports this when it works."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from contracts.artifact import Artifact
-from contracts.errors import ConfigError, ShardlineError
+from contracts.errors import ConfigError, InputError, ShardlineError
 from contracts.store import Workspace
 from conversion.catalogue import Checkpoint
 from conversion.config import ReshapeConfig
@@ -38,12 +40,11 @@ def reshape(settings: ReshapeConfig, inputs: Mapping[str, Artifact], workspace: 
             require_transformers()
         for line in (*plan.notes, *(f"left behind: {item}" for item in plan.dropped)):
             workspace.progress.note(line)
-        if settings.verify and source.format == "native":
-            check_source_files(source.path, source.info, workspace.store.digest, progress=workspace.progress)
         files = tokenizer_files(source.path)
         if "tokenizer.json" not in files:
             workspace.progress.note(f"{source.path} carries no tokenizer.json, so the result has none either")
-        folder = _write(plan, settings.workers, files, inputs, workspace)
+        with _source_check(settings, source, workspace):
+            folder = _write(plan, settings.workers, files, inputs, workspace)
         written = open_checkpoint(folder)
         summary = _summary(plan, written, path, has_tokenizer="tokenizer.json" in files)
         try:
@@ -66,6 +67,26 @@ def source_path(settings: ReshapeConfig, inputs: Mapping[str, Artifact]) -> Path
     if settings.checkpoint is None:
         raise ConfigError("reshape has no source. Give one with --checkpoint, or set reshape.checkpoint.")
     return Path(settings.checkpoint).expanduser()
+
+
+@contextlib.contextmanager
+def _source_check(settings: ReshapeConfig, source: Checkpoint, workspace: Workspace) -> Iterator[None]:
+    """Compare the files of a native source with their digests on a thread of its own, while others copy.
+
+    Raises:
+        InputError: A file is damaged; what was written is removed.
+    """
+    if not settings.verify or source.format != "native":
+        yield
+        return
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        check = pool.submit(check_source_files, source.path, source.info, workspace.store.digest)
+        yield
+        try:
+            check.result()
+        except InputError:
+            workspace.discard()
+            raise
 
 
 def _write(

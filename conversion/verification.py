@@ -16,9 +16,7 @@ from training.config import ModelConfig
 from training.step_folders import CheckpointInfo
 
 
-def check_source_files(
-    folder: Path, info: CheckpointInfo, digest: Callable[[Path], str], *, progress: Progress
-) -> None:
+def check_source_files(folder: Path, info: CheckpointInfo, digest: Callable[[Path], str]) -> None:
     """Compare the files of a native source with the digests in its manifest.
 
     Args:
@@ -27,13 +25,12 @@ def check_source_files(
     Raises:
         InputError: A file differs from what was written.
     """
-    for n, (name, facts) in enumerate(info.files.items(), 1):
+    for name, facts in info.files.items():
         if digest(folder / name) != facts["sha256"]:
             raise InputError(
                 f"{folder / name}: is damaged (its sha256 differs from the one in the manifest). Restore it, or take "
                 "another step."
             )
-        progress.update(n, total=len(info.files), unit="source files")
 
 
 def compare_written(
