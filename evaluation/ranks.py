@@ -3,7 +3,6 @@
 The heavy imports come after the log is open, so that their errors are kept too.
 """
 
-import sys
 from pathlib import Path
 
 from training.launch import rank_main
@@ -17,4 +16,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(rank_main(main))
+    rank_main(main)

@@ -176,12 +176,20 @@ def _last_words(log: Path) -> str:
     return "nothing"
 
 
-def rank_main(main: Callable[[list[str]], Any]) -> int:
-    """Run a rank's program: output goes to its log, and an error is written down for the launcher.
+def rank_main(main: Callable[[list[str]], Any]) -> NoReturn:
+    """Run a rank's program and end the process: output goes to its log, and an error is written for the launcher.
 
-    Returns:
-        The exit code.
+    The process ends without the interpreter's shutdown. Native threads (gloo, autograd) can abort in
+    it, and then a rank that did all its work and left it on the disk would count as failed.
     """
+    code = _run_rank(main)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+def _run_rank(main: Callable[[list[str]], Any]) -> int:
     die_with_parent(signal.SIGKILL)
     rank = os.environ.get("RANK", "0")
     folder = os.environ.get(LOG_DIR_VARIABLE)

@@ -6,7 +6,6 @@ In: a job file that the stage wrote. Out, from rank 0: `metrics.jsonl`, step fol
 
 import json
 import signal
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -211,4 +210,4 @@ class _Recorder:
 
 
 if __name__ == "__main__":
-    sys.exit(rank_main(main))
+    rank_main(main)

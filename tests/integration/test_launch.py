@@ -56,6 +56,11 @@ def test_a_crash_is_one_line_with_the_log_that_has_the_rest(tmp_path: Path) -> N
     _assert_gone(tmp_path)
 
 
+def test_a_rank_that_did_its_work_succeeds_even_if_the_interpreter_would_crash_at_shutdown(tmp_path: Path) -> None:
+    _run("abort at exit", tmp_path)
+    _assert_gone(tmp_path)
+
+
 def test_a_killed_rank_ends_the_others_and_names_the_log(tmp_path: Path) -> None:
     with pytest.raises(ShardlineError, match=r"launcher\.log"):
         _run("kill", tmp_path)

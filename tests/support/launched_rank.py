@@ -1,8 +1,8 @@
 """A rank that does what its argument says: `python -m launched_rank MODE`; no torch.distributed in it."""
 
+import atexit
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -20,6 +20,8 @@ def main(arguments: list[str]) -> None:
         raise RuntimeError("the disk is full\nmore words")
     if mode == "kill" and rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
+    if mode == "abort at exit":
+        atexit.register(os.abort)
     if mode == "environment":
         names = ("PYTHONSAFEPATH", "GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS")
         (Path(folder) / f"environment-{rank}").write_text(" ".join(os.environ[name] for name in names))
@@ -33,4 +35,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(rank_main(main))
+    rank_main(main)

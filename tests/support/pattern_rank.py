@@ -1,6 +1,5 @@
 """A rank that trains on `PatternSource` instead of an index: `python -m pattern_rank JOB.json`."""
 
-import sys
 from pathlib import Path
 
 from training_cases import PatternSource
@@ -14,4 +13,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(rank_main(main))
+    rank_main(main)
