@@ -3,6 +3,7 @@ import json
 import mmap
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -264,7 +265,7 @@ def test_a_damaged_manifest_is_skipped_and_told_and_hides_nothing(store: Artifac
     assert make(store, "dataset", "ingest") is not None
 
 
-@pytest.mark.parametrize("text", ["[]", "3", "null", "", "\x00", '{"format": 99}', '{"format": 1}'])
+@pytest.mark.parametrize("text", ["[]", "3", "null", "", "\x00", "[" * 100_000, '{"format": 99}', '{"format": 1}'])
 def test_a_text_that_is_no_manifest_is_refused_with_its_path(tmp_path: Path, text: str):
     (tmp_path / MANIFEST).write_text(text)
 
@@ -298,13 +299,49 @@ def test_find_refuses_what_names_nothing(store: ArtifactStore, reference: str):
         store.find(reference)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"files": [{"path": "../../secret", "size_bytes": 1, "sha256": "0" * 64}]},
+        {"files": [{"path": "/etc/passwd", "size_bytes": 1, "sha256": "0" * 64}]},
+        {"files": [{"path": 7, "size_bytes": 1, "sha256": "0" * 64}]},
+        {"files": [{"path": "a", "size_bytes": "1", "sha256": "0" * 64}]},
+        {"fingerprint": 5},
+        {"label": "../up"},
+        {"kind": ["dataset"]},
+        {"summary": None},
+        {"inputs": {"x": {"fingerprint": "0", "kind": "dataset", "path": "p", "content": "0"}}},
+    ],
+)
+def test_a_strangers_manifest_with_wrong_values_or_paths_outside_is_refused(store: ArtifactStore, change: dict):
+    path = make(store, "dataset", "ingest").path
+    data = json.loads((path / MANIFEST).read_text()) | change
+    del data["sha256"]  # a stranger's digest would fit
+    (path / MANIFEST).write_text(json.dumps(data))
+
+    with pytest.raises(InputError, match=f"{MANIFEST}: not a Shardline manifest"):
+        read_artifact(path)
+
+
+def test_every_flipped_bit_of_a_manifest_is_seen_or_changes_no_value(store: ArtifactStore):
+    made = make(store, "dataset", "ingest")
+    good = (made.path / MANIFEST).read_bytes()
+    for place in range(0, len(good), 7):
+        damaged = bytearray(good)
+        damaged[place] ^= 1 << (place % 7)
+        (made.path / MANIFEST).write_bytes(damaged)
+        try:
+            assert read_artifact(made.path).manifest == made.manifest
+        except InputError as error:
+            assert MANIFEST in str(error)
+
+
 def test_find_names_all_that_answer_to_a_short_prefix(store: ArtifactStore):
     made = [make(store, "dataset", f"stage-{n}") for n in range(2)]
-    first, second = (item.fingerprint for item in made)
+    first = made[0].fingerprint
     renamed = made[1].path.with_name(f"twin-{first[:12]}")
     made[1].path.rename(renamed)
-    manifest = json.loads((renamed / MANIFEST).read_text().replace(second, first))
-    (renamed / MANIFEST).write_text(json.dumps(manifest))
+    (renamed / MANIFEST).write_text(replace(made[1].manifest, fingerprint=first).to_json())
 
     with pytest.raises(ConfigError, match="fits several artifacts"):
         store.find(first[:8])
@@ -340,12 +377,11 @@ def test_running_builds_are_listed_with_holder_and_progress(store: ArtifactStore
 
 def test_a_store_of_ten_thousand_artifacts_is_listed_and_searched_in_two_cpu_seconds(store: ArtifactStore):
     made = make(store, "dataset", "ingest")
-    text = (made.path / MANIFEST).read_text()
     for n in range(2000):
         fingerprint = recipe_of(n=n).fingerprint
         path = store.root / "dataset" / f"pile-{fingerprint[:12]}"
         path.mkdir()
-        (path / MANIFEST).write_text(text.replace(made.fingerprint, fingerprint))
+        (path / MANIFEST).write_text(replace(made.manifest, fingerprint=fingerprint).to_json())
     start_s = time.process_time()
 
     assert len(list(store.artifacts())) == 2001
