@@ -1,4 +1,4 @@
-"""What a model asks of a set of layers, and which set it gets.
+"""What a model asks of a set of layers; `backend_choice` says which set it gets.
 
 A model is built from five kinds of module. `local` makes them from plain PyTorch on any device;
 `te` from Transformer Engine on NVIDIA GPUs. Attribute names inside the modules differ, canonical
@@ -9,8 +9,6 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from training.config import ModelConfig
-from training.mesh import TensorParallel
 from training.parameters import ParamSpec
 
 
@@ -67,18 +65,3 @@ def collect_specs(module: nn.Module) -> dict[str, ParamSpec]:
         for path, part in module.named_modules()
         for name, spec in getattr(part, "specs", {}).items()
     }
-
-
-def make_backend(model: ModelConfig, tp: TensorParallel) -> Backend:
-    """Return the backend that `model.backend` names.
-
-    Raises:
-        ConfigError: It is `te` and Transformer Engine is not installed.
-    """
-    if model.backend == "te":
-        from training.te import TransformerEngineBackend
-
-        return TransformerEngineBackend(model, tp)
-    from training.layers import LocalBackend
-
-    return LocalBackend(model, tp)

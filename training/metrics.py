@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from contracts.json_text import parse_json
+
 METRICS = "metrics.jsonl"
 
 
@@ -48,7 +50,7 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
     with path.open(encoding="utf-8") as file:
         for line in file:
             try:
-                data = json.loads(line)
+                data = parse_json(line)
             except ValueError:
                 continue
             if isinstance(data, dict) and "step" in data:
@@ -77,7 +79,7 @@ class LastLine:
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in reversed(lines):
             try:
-                found = json.loads(line)
+                found = parse_json(line)
             except ValueError:
                 continue
             if isinstance(found, dict):

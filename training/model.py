@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from training.backend import Backend, make_backend
+from training.backend import Backend
+from training.backend_choice import make_backend
 from training.config import ModelConfig, Precision
 from training.dropout import Dropout
 from training.embedding import PositionEmbedding, RotaryTable, VocabEmbedding, rotate

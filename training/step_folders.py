@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from contracts.errors import InputError
+from contracts.json_text import parse_json
 
 MANIFEST = "manifest.json"
 NATIVE_FORMAT = "shardline-checkpoint-1"
@@ -92,7 +93,7 @@ def read_info(folder: Path) -> CheckpointInfo:
     """
     path = folder / MANIFEST
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse_json(path.read_text(encoding="utf-8"))
         if data.pop("format") != NATIVE_FORMAT:
             raise InputError(f"{path}: not the manifest of a {NATIVE_FORMAT} checkpoint.")
         data.pop("consumed_tokens")

@@ -1,0 +1,19 @@
+"""Which set of layers a model gets: `local` or `te`."""
+
+from training.backend import Backend
+from training.config import ModelConfig
+from training.layers import LocalBackend
+from training.mesh import TensorParallel
+
+
+def make_backend(model: ModelConfig, tp: TensorParallel) -> Backend:
+    """Return the backend that `model.backend` names.
+
+    Raises:
+        ConfigError: It is `te` and Transformer Engine is not installed.
+    """
+    if model.backend == "te":
+        from training.te import TransformerEngineBackend
+
+        return TransformerEngineBackend(model, tp)
+    return LocalBackend(model, tp)
