@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import typer
 
 from contracts.errors import ShardlineError
-from flows.commands import chain, machine, single, study
+from flows.commands import chain, data, machine, models, study
 
 # Dependencies that phone home unless told otherwise; set before any of them is imported.
 SILENCE = {
@@ -41,7 +41,7 @@ def build_app() -> typer.Typer:
         rich_markup_mode="rich",
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    for module in (chain, single, study, machine):
+    for module in (chain, data, models, study, machine):
         module.register(app)
     return app
 

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from contracts.artifact import Artifact
-from contracts.digests import damaged_files
+from contracts.artifact import MANIFEST, Artifact
+from contracts.digests import damaged_files, manifest_contradictions
 from contracts.errors import ConfigError
+from contracts.store import RECIPE
 
 
 def kind_of_path(path: Path) -> str:
@@ -85,6 +86,9 @@ def verify_path(path: Path, artifact: Artifact | None) -> tuple[list[str], list[
         problems += [
             f"{path / name}: missing, or its bytes are not those of the manifest" for name in damaged_files(artifact)
         ]
+        problems += manifest_contradictions(artifact)
+    elif (path / RECIPE).is_file():
+        problems.append(f"{path} is unfinished: without {MANIFEST} its files cannot be checked by digest")
     kind = artifact.kind if artifact is not None else kind_of_path(path)
     if kind == "dataset":
         from preprocessing.inspection import verify_dataset

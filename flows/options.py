@@ -41,6 +41,8 @@ OutputOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object for programs instead of text.")]
 
+TrackOption = Annotated[bool, typer.Option("--track/--no-track", help="Record the run in MLflow.")]
+
 
 def store_at(store: Path | None, output: Path | None = None) -> ArtifactStore:
     """Return the store a command works on."""

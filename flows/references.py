@@ -1,10 +1,10 @@
 """What a user may write for an artifact: a path, a name, or a prefix of its fingerprint."""
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from contracts.artifact import MANIFEST, Artifact, read_artifact
 from contracts.errors import ConfigError
+from contracts.references import as_path
 from contracts.store import ArtifactStore
 
 
@@ -23,10 +23,10 @@ def artifact_at(reference: str, store: ArtifactStore, kinds: tuple[str, ...] = (
     Raises:
         ConfigError: It names an artifact of another kind than asked for, or is neither path nor artifact.
     """
-    path = Path(reference).expanduser()
-    if (path / MANIFEST).is_file():
+    path = as_path(reference)
+    if path is not None and (path / MANIFEST).is_file():
         artifact = read_artifact(path)
-    elif path.exists():
+    elif path is not None:
         return None
     else:
         artifact = store.find(reference)

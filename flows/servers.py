@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from contracts.errors import ConfigError, ShardlineError
+from contracts.json_text import parse_json
 from contracts.progress import Progress
 
 FOLDER = ".servers"
@@ -49,7 +50,7 @@ class Servers:
 def running(store: Path) -> Servers | None:
     """Return the servers of a store if `up` started them and they still live."""
     try:
-        data = json.loads((store / FOLDER / "servers.json").read_text(encoding="utf-8"))
+        data = parse_json((store / FOLDER / "servers.json").read_text(encoding="utf-8"))
         servers = Servers(**data)
     except (OSError, ValueError, TypeError):
         return None
@@ -115,7 +116,7 @@ def down(store: Path) -> list[str]:
     """Stop what `up` started, children included; return the names of what was stopped."""
     path = store / FOLDER / "servers.json"
     try:
-        servers = Servers(**json.loads(path.read_text(encoding="utf-8")))
+        servers = Servers(**parse_json(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return []
     stopped = []

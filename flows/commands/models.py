@@ -1,240 +1,38 @@
-"""Commands that run one stage: corpus, tokenizer, ingest, index, pretrain, reshape, evaluate, report, score."""
+"""Commands that make and measure models: pretrain, reshape, evaluate, score, report."""
 
 import sys
-import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from contracts.artifact import Artifact
-from contracts.configuration import Settings
 from contracts.errors import ConfigError
-from contracts.stage import Stage
 from contracts.store import ArtifactStore
-from flows.options import ConfigOption, JsonOption, OutputOption, SetOption, StoreOption, settings_of, show, store_at
+from flows.options import (
+    ConfigOption,
+    JsonOption,
+    OutputOption,
+    SetOption,
+    StoreOption,
+    TrackOption,
+    settings_of,
+    show,
+    store_at,
+)
 from flows.references import artifact_at
+from flows.single_stage import Datasets, datasets_among, run_one
 
-Sources = Annotated[
-    list[str] | None, typer.Option("--source", help="Files, folders or globs; several may follow.", metavar="PATH...")
-]
 CheckpointOption = Annotated[
     str, typer.Option("--checkpoint", help="Checkpoint: path, artifact name or fingerprint prefix.", metavar="PATH")
 ]
 StepOption = Annotated[int | None, typer.Option(help="Step of the checkpoint. Default: the newest good one.")]
-TrackOption = Annotated[bool, typer.Option("--track/--no-track", help="Record the run in MLflow.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    for command in (corpus, tokenizer, ingest, index, pretrain, reshape, evaluate, score, report):
+    for command in (pretrain, reshape, evaluate, score, report):
         app.command(rich_help_panel="One stage")(command)
-
-
-def run_one(
-    stage: Stage[Any],
-    settings: Settings,
-    store: ArtifactStore,
-    *,
-    inputs: Mapping[str, Artifact] | None = None,
-    as_json: bool = False,
-    track: bool = False,
-    hints: Sequence[str] = (),
-) -> Artifact:
-    """Run one stage with live progress, then print its summary or one JSON object."""
-    from flows import engine
-    from flows.recording import Recorder
-    from flows.terminal import TerminalProgress, error_console
-
-    console = error_console()
-    label = store.output.resolve().name if store.output is not None else stage.name
-    step = engine.Step(stage.name, stage, settings, label=label, given=dict(inputs or {}))
-    recorder = Recorder(store, pipeline=label, is_on=track)
-    started = time.monotonic()
-    was_done = True
-
-    def conduct(planned: engine.Planned, build: engine.Build) -> Artifact:
-        nonlocal was_done
-        was_done = planned.action == "skip"
-        with TerminalProgress(stage.name, console) as progress:
-            return recorder.conduct(planned, lambda: build(progress))
-
-    artifact = engine.run([step], store, conduct=conduct)[stage.name]
-    if as_json:
-        files = [{"path": f.path, "bytes": f.size_bytes, "sha256": f.sha256} for f in artifact.manifest.files]
-        head = {"artifact": artifact.name, "kind": artifact.kind, "path": str(artifact.path)}
-        show({**artifact.summary, **head, "fingerprint": artifact.fingerprint, "files": files})
-        return artifact
-    for key, value in artifact.summary.items():
-        if not isinstance(value, dict | list):
-            print(f"{key:<24} {value}")
-    how = "done already" if was_done else f"{time.monotonic() - started:.1f} s"
-    print(f"{artifact.path}  ({how}; fingerprint {artifact.fingerprint[:12]})")
-    for hint in hints:
-        print(hint.format(path=artifact.path))
-    return artifact
-
-
-def corpus(
-    source: Sources = None,
-    config: ConfigOption = None,
-    overrides: SetOption = None,
-    store: StoreOption = None,
-    output: OutputOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Gather text into Pile form (.jsonl.zst with text and meta.pile_set_name), with a held-out part.
-
-    Example: [bold]shardline corpus --source my-texts/*.jsonl --output corpus[/bold]
-    """
-    from preprocessing.config import CorpusConfig
-    from preprocessing.stages import CORPUS
-
-    settings = settings_of(CorpusConfig, "corpus", config, overrides, {"sources": source})
-    hints = ["next: shardline tokenizer --source {path}/train --output tokenizer"]
-    run_one(CORPUS, settings, store_at(store, output), as_json=as_json, hints=hints)
-
-
-def tokenizer(
-    source: Sources = None,
-    kind: Annotated[Literal["bpe", "wordpiece", "unigram"] | None, typer.Option(help="Model of the tokenizer.")] = None,
-    vocab_size: Annotated[int | None, typer.Option(help="Tokens in the vocabulary.")] = None,
-    config: ConfigOption = None,
-    overrides: SetOption = None,
-    store: StoreOption = None,
-    output: OutputOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Train a tokenizer on text.
-
-    Example: [bold]shardline tokenizer --source corpus/train --kind bpe --vocab-size 8192 --output tokenizer[/bold]
-    """
-    from preprocessing.config import TokenizerConfig
-    from preprocessing.stages import TOKENIZER
-
-    where = store_at(store, output)
-    inputs, paths = _corpus_among(source, where)
-    flags = {"sources": paths, "kind": kind, "vocab_size": vocab_size}
-    settings = settings_of(TokenizerConfig, "tokenizer", config, overrides, flags)
-    hints = ["next: shardline ingest --source TEXT --tokenizer {path} --output dataset"]
-    run_one(TOKENIZER, settings, where, inputs=inputs, as_json=as_json, hints=hints)
-
-
-def _corpus_among(sources: Sequence[str] | None, store: ArtifactStore) -> tuple[dict[str, Artifact], list[str] | None]:
-    """A single source that names a corpus artifact becomes an input; other sources stay paths."""
-    if sources and len(sources) == 1 and not any(letter in sources[0] for letter in "*?["):
-        path = Path(sources[0])
-        if (path / "manifest.json").is_file() or not path.exists():
-            try:
-                artifact = artifact_at(sources[0], store, ("corpus",))
-            except ConfigError as error:
-                if "is needed here" in str(error):
-                    raise
-                artifact = None  # the reader says what is wrong with the path
-            if artifact is not None:
-                return {"corpus": artifact}, None
-    return {}, list(sources) if sources else None
-
-
-def ingest(
-    source: Sources = None,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="tokenizer.json, its folder, or a tokenizer artifact.", metavar="PATH")
-    ] = None,
-    text_key: Annotated[str | None, typer.Option(help="Key of the text; dots go into nested records.")] = None,
-    subset_key: Annotated[str | None, typer.Option(help="Key of the subset name.")] = None,
-    on_error: Annotated[Literal["stop", "quarantine"] | None, typer.Option(help="What a bad record does.")] = None,
-    no_eod: Annotated[bool, typer.Option("--no-eod", help="Append no end-of-document token.")] = False,
-    workers: Annotated[int | None, typer.Option(help="Worker processes, one thread each.")] = None,
-    shard_tokens: Annotated[int | None, typer.Option(help="Tokens in a shard.")] = None,
-    config: ConfigOption = None,
-    overrides: SetOption = None,
-    store: StoreOption = None,
-    output: OutputOption = None,
-    track: TrackOption = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Tokenize text into .bin/.idx shards, byte-compatible with Megatron-LM's.
-
-    Every record is accounted for: lines = documents + empty + filtered + rejected.
-
-    Example: [bold]shardline ingest --source pile/*.jsonl.zst --tokenizer tokenizer --output dataset[/bold]
-    """
-    from preprocessing.config import IngestConfig
-    from preprocessing.stages import INGEST
-
-    where = store_at(store, output)
-    inputs, paths = _corpus_among(source, where)
-    found = artifact_at(tokenizer, where, ("tokenizer",)) if tokenizer is not None else None
-    if found is not None:
-        inputs["tokenizer"] = found
-    flags = {
-        "sources": paths,
-        "tokenizer": tokenizer if found is None else None,
-        "text_key": text_key,
-        "subset_key": subset_key,
-        "on_error": on_error,
-        "append_eod": False if no_eod else None,
-        "workers": workers,
-        "shard_tokens": shard_tokens,
-    }
-    settings = settings_of(IngestConfig, "ingest", config, overrides, flags)
-    hints = [
-        "next: shardline inspect {path}",
-        "      shardline pretrain --dataset {path} --config model.yaml --output run",
-    ]
-    run_one(INGEST, settings, where, inputs=inputs, as_json=as_json, track=track, hints=hints)
-
-
-Datasets = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--dataset", help="Dataset artifacts, or prefixes of .bin/.idx; several may follow.", metavar="DIR..."
-    ),
-]
-
-
-def _datasets(references: Sequence[str] | None, store: ArtifactStore) -> tuple[dict[str, Artifact], list[str] | None]:
-    """Artifacts become inputs; if any reference is a plain .bin/.idx prefix, all are passed as paths."""
-    if not references:
-        return {}, None
-    found: list[Artifact | None] = []
-    for text in references:
-        is_prefix = Path(f"{text.removesuffix('.bin').removesuffix('.idx')}.idx").is_file()
-        found.append(None if is_prefix else artifact_at(text, store, ("dataset",)))
-    if any(item is None for item in found):
-        return {}, list(references)
-    return {f"dataset{n}": item for n, item in enumerate(found) if item is not None}, None
-
-
-def index(
-    dataset: Datasets = None,
-    weights: Annotated[
-        list[float] | None, typer.Option(help="Weight of each dataset in the blend.", metavar="W...")
-    ] = None,
-    seq_length: Annotated[int | None, typer.Option(help="Tokens the model sees in one sample.")] = None,
-    samples: Annotated[int | None, typer.Option(help="Training samples.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the order.")] = None,
-    split: Annotated[str | None, typer.Option(help="Weights of train, valid, test, as in 949,50,1.")] = None,
-    config: ConfigOption = None,
-    overrides: SetOption = None,
-    store: StoreOption = None,
-    output: OutputOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Build the sample indices of a dataset or a blend, bit-identical to Megatron-LM's.
-
-    Example: [bold]shardline index --dataset dataset --seq-length 2048 --samples 100000 --split 949,50,1 -o index[/bold]
-    """
-    from preprocessing.config import IndexConfig
-    from preprocessing.stages import INDEX
-
-    where = store_at(store, output)
-    inputs, paths = _datasets(dataset, where)
-    flags = {"datasets": paths, "weights": weights, "seq_length": seq_length, "samples": samples, "seed": seed}
-    settings = settings_of(IndexConfig, "index", config, overrides, {**flags, "split": split})
-    run_one(INDEX, settings, where, inputs=inputs, as_json=as_json)
 
 
 def pretrain(
@@ -257,7 +55,7 @@ def pretrain(
     from training.stage import PRETRAIN
 
     where = store_at(store, output)
-    inputs, paths = _datasets(dataset, where)
+    inputs, paths = datasets_among(dataset, where)
     settings = settings_of(PretrainConfig, "pretrain", config, overrides, {"datasets": paths})
     if nproc is not None:
         layout = settings.layout
