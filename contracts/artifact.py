@@ -1,5 +1,6 @@
 """A finished artifact: a folder with a `manifest.json`, which exists if and only if it is complete."""
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -8,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from contracts.errors import InputError
-from contracts.fingerprint import SHORT_HEX, Recipe
+from contracts.fingerprint import FINGERPRINT_HEX, SHORT_HEX, Recipe
+from contracts.json_text import parse_json
 
 MANIFEST = "manifest.json"
 MANIFEST_FORMAT = 1
 KINDS = ("corpus", "tokenizer", "dataset", "index", "checkpoint", "model", "evaluation", "report")
 MODEL_KINDS = ("checkpoint", "model")
+_FINGERPRINT = re.compile(f"[0-9a-f]{{{FINGERPRINT_HEX}}}")
+_SHA256 = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -60,28 +64,63 @@ class Manifest:
 
     def to_json(self) -> str:
         """Write a manifest; numbers that JSON does not know become the texts "nan", "inf", "-inf"."""
-        data = {"format": MANIFEST_FORMAT, **asdict(self)}
-        return json.dumps(_plain(data), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        data = _plain({"format": MANIFEST_FORMAT, **asdict(self)})
+        data["sha256"] = _digest(data)
+        return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str, source: Path) -> "Manifest":
         """Read a manifest.
 
         Raises:
-            InputError: The text is no manifest of a known format.
+            InputError: The text is no manifest of a known format, or differs from what was written.
         """
         try:
-            data = json.loads(text)
+            data = parse_json(text)
             if not isinstance(data, dict):
                 raise InputError(f"{source}: not a Shardline manifest (it holds a {type(data).__name__}).")
             if data.pop("format") != MANIFEST_FORMAT:
                 raise InputError(f"{source}: a manifest of an unknown format. A newer Shardline wrote it; use that.")
+            written = data.pop("sha256", None)
+            if written is not None and written != _digest({"format": MANIFEST_FORMAT, **data}):
+                raise InputError(
+                    f"{source}: damaged or edited: its content has another digest than when it was written. "
+                    "Copy it from a backup, or remove the folder and run the stage again."
+                )
             data["recipe"] = Recipe(**data["recipe"])
             data["inputs"] = {name: InputEntry(**entry) for name, entry in data["inputs"].items()}
             data["files"] = tuple(FileEntry(**entry) for entry in data["files"])
-            return cls(**data)
+            manifest = cls(**data)
+            manifest._require_sound()
+            return manifest
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(f"{source}: not a Shardline manifest ({error}).") from error
+
+    def _require_sound(self) -> None:
+        """Refuse values of wrong types, and files outside the artifact's own folder.
+
+        Raises:
+            ValueError: Says which.
+        """
+        if self.kind not in KINDS:
+            raise ValueError(f"kind is {self.kind!r}")
+        if self.label != legal_label(self.label):
+            raise ValueError(f"label is {self.label!r}")
+        for digest in (self.fingerprint, self.content, *(item.fingerprint for item in self.inputs.values())):
+            if not _FINGERPRINT.fullmatch(digest):
+                raise ValueError(f"{digest!r} is no fingerprint")
+        for entry in self.files:
+            parts = entry.path.split("/")
+            if not parts[0] or ".." in parts or "\0" in entry.path:
+                raise ValueError(f"the file {entry.path!r} is not inside the artifact")
+            if type(entry.size_bytes) is not int or not _SHA256.fullmatch(entry.sha256):
+                raise ValueError(f"the entry of the file {entry.path!r} has a wrong size or digest")
+        for item in self.inputs.values():
+            if item.kind not in KINDS or not isinstance(item.content, str) or "\0" in item.path:
+                raise ValueError(f"the input {item.path!r} has a wrong kind, path or content")
+        for name in ("config", "summary", "provenance"):
+            if not isinstance(getattr(self, name), dict):
+                raise ValueError(f"{name} is no group of settings")
 
 
 @dataclass(frozen=True)
@@ -126,6 +165,12 @@ def read_artifact(path: Path) -> Artifact:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{manifest}: cannot be read ({error}).") from error
     return Artifact(path, Manifest.from_json(text, manifest))
+
+
+def _digest(data: Mapping[str, Any]) -> str:
+    """Digest a manifest's data, so that a flipped bit anywhere in the file is seen when it is read."""
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def legal_label(label: str) -> str:

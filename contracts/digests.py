@@ -13,6 +13,8 @@ from pathlib import Path
 from contracts.artifact import MANIFEST, Artifact, FileEntry
 from contracts.errors import ConfigError, InputError, ShardlineError
 from contracts.files import write_atomically
+from contracts.fingerprint import canonical_json
+from contracts.json_text import parse_json
 
 # Kept by the store beside an artifact's files; not part of it.
 BOOKKEEPING = ("recipe.json", "progress.json", "attempts.jsonl", MANIFEST)
@@ -91,7 +93,7 @@ class DigestCache:
         known: dict[str, tuple[int, int, str]] = {}
         for line in lines:
             with contextlib.suppress(ValueError, TypeError):
-                key, size_bytes, mtime_ns, value = json.loads(line)
+                key, size_bytes, mtime_ns, value = parse_json(line)
                 if _DIGEST.fullmatch(value):
                     known[str(key)] = (int(size_bytes), int(mtime_ns), value)
         if len(lines) > 2 * len(known) + 1000:
@@ -152,6 +154,26 @@ def damaged_files(artifact: Artifact) -> list[str]:
         digests = pool.map(lambda entry: _digest_or_none(artifact.path / entry.path), entries)
         wrong.update(e.path for e, digest in zip(entries, digests, strict=True) if digest != e.sha256)
     return sorted(wrong)
+
+
+def manifest_contradictions(artifact: Artifact) -> list[str]:
+    """Say where a manifest contradicts itself or the recipe beside it."""
+    manifest, found = artifact.manifest, []
+    try:
+        recipe = canonical_json(manifest.recipe.as_dict())
+        if manifest.recipe.fingerprint != manifest.fingerprint:
+            found.append(f"{artifact.path / MANIFEST}: its fingerprint is not that of its recipe")
+    except ValueError as error:
+        return [f"{artifact.path / MANIFEST}: its recipe has no canonical form ({error})"]
+    if content_digest(manifest.files) != manifest.content:
+        found.append(f"{artifact.path / MANIFEST}: its content digest is not that of its files")
+    try:
+        is_same = (artifact.path / "recipe.json").read_bytes() == recipe.encode()
+    except OSError:
+        is_same = False
+    if not is_same:
+        found.append(f"{artifact.path / 'recipe.json'}: missing, or not the recipe of the manifest")
+    return found
 
 
 def _digest_or_none(path: Path) -> str | None:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from contracts.errors import LockedError
+from contracts.json_text import parse_json
 from contracts.progress import Progress
 
 LOCK = ".lock"
@@ -222,7 +223,7 @@ def _read(lock: Path, *, now_s: float) -> Holder | None:
     except UnicodeDecodeError:
         text = ""
     try:
-        data = json.loads(text)
+        data = parse_json(text)
         return Holder(
             host=str(data["host"]),
             pid=int(data["pid"]),

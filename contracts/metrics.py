@@ -4,13 +4,14 @@ A line of `metrics.jsonl` is {"step": 10, "time": 1790000000.1, "loss_nats": 5.1
 numeric field but step and time is the metric `train/<field>`.
 """
 
-import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from contracts.json_text import parse_json
 
 TRAIN = "train/"
 _LOSS = "loss_nats"
@@ -31,7 +32,7 @@ class Point:
     def of_line(cls, line: bytes) -> "Point | None":
         """Read one line of `metrics.jsonl`; None for one that is damaged or holds no numbers."""
         try:
-            data = json.loads(line)
+            data = parse_json(line)
             step, time_ms = int(data["step"]), round(float(data["time"]) * 1000)
         except (ValueError, KeyError, TypeError, OverflowError):
             return None

@@ -17,7 +17,7 @@ _MIN_DIGITS = 4
 def find_artifact(store: "ArtifactStore", reference: str) -> Artifact:
     """Find an artifact; see `ArtifactStore.find`."""
     text = reference.strip().rstrip("/")
-    path = _as_path(text)
+    path = as_path(text)
     if path is not None and path.is_dir() and (path / MANIFEST).exists():
         return read_artifact(path)
     found = _matches(store, text) if text else []
@@ -58,7 +58,7 @@ def _matches(store: "ArtifactStore", text: str) -> list[Artifact]:
     ]
 
 
-def _as_path(text: str) -> Path | None:
+def as_path(text: str) -> Path | None:
     """Read a reference as a path to an artifact's folder or manifest; None if it cannot be one."""
     try:
         path = Path(text).expanduser()

@@ -20,6 +20,7 @@ from contracts.digests import BOOKKEEPING, DigestCache, content_digest, digest_f
 from contracts.errors import ConfigError, InputError, ShardlineError
 from contracts.files import folders_in, storage_error, sync, sync_all, write_atomically
 from contracts.fingerprint import SHORT_HEX, Recipe, canonical_json
+from contracts.json_text import parse_json
 from contracts.lease import LOCK, Holder, Lease, lease_holder
 from contracts.progress import Progress, SilentProgress
 from contracts.provenance import masked, provenance
@@ -288,7 +289,7 @@ class ArtifactStore:
                 if (path / MANIFEST).exists():
                     continue
                 try:
-                    report = json.loads((path / PROGRESS).read_text(encoding="utf-8"))
+                    report = parse_json((path / PROGRESS).read_text(encoding="utf-8"))
                 except (OSError, ValueError):
                     report = {}
                 yield Build(path, kind, lease_holder(path), report if isinstance(report, dict) else {})
@@ -341,7 +342,7 @@ def _read_attempts(path: Path) -> list[dict[str, Any]]:
     with contextlib.suppress(OSError):
         for line in (path / ATTEMPTS).read_text(encoding="utf-8").splitlines():
             with contextlib.suppress(ValueError):
-                attempts.append(json.loads(line))
+                attempts.append(parse_json(line))
     good = [item for item in attempts if isinstance(item, dict) and "started" in item]
     return good or [{"started": time.time()}]
 

@@ -2,7 +2,6 @@
 
 import base64
 import html
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 from contracts.artifact import Artifact
 from contracts.errors import ConfigError
 from contracts.files import write_atomically
+from contracts.json_text import parse_json
 from contracts.store import Workspace
 from evaluation.config import ReportConfig
 from evaluation.evaluate import RESULTS
@@ -67,7 +67,7 @@ def read_curve(path: Path) -> list[dict[str, Any]]:
     if path.is_file():
         for line in path.read_text(encoding="utf-8").splitlines():
             try:
-                row = json.loads(line)
+                row = parse_json(line)
                 if "loss_nats" in row:
                     rows[int(row["step"])] = row
             except (ValueError, KeyError, TypeError):
@@ -103,7 +103,7 @@ def unigram_entropy(dataset: TokenDataset) -> float:
 
 
 def _result(evaluation: Artifact) -> dict[str, Any]:
-    result: dict[str, Any] = json.loads((evaluation.path / RESULTS).read_text(encoding="utf-8"))
+    result: dict[str, Any] = parse_json((evaluation.path / RESULTS).read_text(encoding="utf-8"))
     return result
 
 

@@ -1,12 +1,12 @@
 """Requests to score: a continuation behind a context, encoded so that each scores at least one token."""
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from contracts.errors import ConfigError, InputError
+from contracts.json_text import parse_json
 from preprocessing.tokenizer import Tokenizer
 
 
@@ -77,7 +77,7 @@ def _encoded(lines: Iterable[tuple[int, bytes]], path: Path, tokenizer: Tokenize
         if not line.strip():
             continue
         try:
-            pair: Any = json.loads(line)
+            pair: Any = parse_json(line)
             if not isinstance(pair, Mapping):
                 raise ValueError("it is no JSON object")
             texts = [pair.get(key) for key in ("context", "continuation")]

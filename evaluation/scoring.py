@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from contracts.errors import InputError
+from contracts.json_text import parse_json
 from contracts.progress import Progress
 from evaluation.rows import Rows, RowScores
 from training.config import LayoutConfig, ModelConfig, Precision
@@ -40,7 +41,7 @@ class Job:
 
     @classmethod
     def from_json(cls, text: str) -> "Job":
-        data: dict[str, Any] = json.loads(text)
+        data: dict[str, Any] = parse_json(text)
         data["layout"] = LayoutConfig.model_validate(data["layout"])
         return cls(**data)
 
@@ -101,7 +102,7 @@ def score_rows(
 
 def _report(path: Path, progress: Progress) -> None:
     try:
-        report = json.loads(path.read_text(encoding="utf-8"))
+        report = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return  # no batch is done yet
     progress.update(report["done"], total=report["total"], unit="rows")

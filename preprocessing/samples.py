@@ -1,6 +1,5 @@
 """Reads samples through an index artifact, in batches, without copying more than the samples."""
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy.typing as npt
 
 from contracts.artifact import MANIFEST, read_artifact
 from contracts.errors import ConfigError, InputError
+from contracts.json_text import parse_json
 from preprocessing.dataset import TokenDataset
 from preprocessing.index import INDEX_FILE, INDEX_FORMAT
 from preprocessing.sources import found_path
@@ -143,7 +143,7 @@ def read_description(path: Path) -> dict[str, Any]:
     if (path / MANIFEST).is_file() and read_artifact(path).kind != "index":
         raise ConfigError(f"{path} is an artifact of kind {read_artifact(path).kind}; an index is needed here.")
     try:
-        description: dict[str, Any] = json.loads((path / INDEX_FILE).read_text(encoding="utf-8"))
+        description: dict[str, Any] = parse_json((path / INDEX_FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: there is no sample index here ({INDEX_FILE} is missing).") from None
     except ValueError as error:

@@ -18,6 +18,7 @@ import numpy as np
 
 from contracts.errors import RecordError
 from contracts.files import write_atomically
+from contracts.json_text import parse_json
 from preprocessing.blocks import Position
 from preprocessing.document_table import DOCUMENTS, DocumentRows, join_tables
 from preprocessing.encoding import Damage, EncodedBlock
@@ -121,7 +122,7 @@ class ShardWriter:
 
     def _load_state(self) -> int:
         try:
-            state = json.loads((self._unfinished / STATE).read_text(encoding="utf-8"))
+            state = parse_json((self._unfinished / STATE).read_text(encoding="utf-8"))
         except FileNotFoundError:
             return 0
         self.num_shards, self.num_documents = state["shards"], state["documents"]

@@ -1,12 +1,12 @@
 """The files behind the sources a user names: files, folders, globs."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from contracts.artifact import MANIFEST, Artifact
 from contracts.errors import ConfigError
+from contracts.json_text import parse_json
 from contracts.store import ArtifactStore
 
 DATA_SUFFIXES = (".jsonl", ".json", ".ndjson", ".jsonl.gz", ".json.gz", ".jsonl.zst", ".json.zst", ".parquet")
@@ -110,7 +110,7 @@ def raw_source_files(sources: Sequence[str], *, part: str, stage: str) -> dict[s
 
 def _data_folder(path: Path, part: str) -> Path:
     try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        manifest = parse_json((path / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return path
     is_corpus = isinstance(manifest, dict) and manifest.get("kind") == "corpus"

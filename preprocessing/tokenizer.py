@@ -4,7 +4,6 @@ Special tokens that stand in a text as characters are not parsed, no post-proces
 and truncation, padding and BPE dropout that the file may ask for are switched off.
 """
 
-import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from contracts.errors import ConfigError
+from contracts.json_text import parse_json
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
@@ -153,7 +153,7 @@ class Tokenizer:
     @cached_property
     def data(self) -> Mapping[str, Any]:
         """The content of `tokenizer.json`."""
-        data: dict[str, Any] = json.loads(self.definition)
+        data: dict[str, Any] = parse_json(self.definition)
         return data
 
     @property
@@ -207,7 +207,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     files = tokenizer_files(path)
     try:
         definition = files.tokenizer.read_text(encoding="utf-8")
-        config = json.loads(files.config.read_text(encoding="utf-8")) if files.config else {}
+        config = parse_json(files.config.read_text(encoding="utf-8")) if files.config else {}
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: the tokenizer cannot be read ({error}).") from error
     return Tokenizer(definition, config if isinstance(config, dict) else {}, str(path))
