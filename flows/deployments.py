@@ -46,7 +46,9 @@ def register_all(store: Path, file: Path | None = None) -> list[str]:
         ShardlineError: Prefect refused; its message is passed on.
     """
     servers = reachable(store)
-    file = (file or HOME / "prefect.yaml").resolve()
+    # In a wheel the file stands beside this module, in a checkout beside the packages.
+    shipped = next((path for path in (HOME / "flows" / "prefect.yaml", HOME / "prefect.yaml") if path.is_file()), None)
+    file = (file or shipped or HOME / "prefect.yaml").resolve()
     if not file.is_file():
         raise ConfigError(f"{file} does not exist. Give --file with the path of a prefect.yaml.")
     environment = _environment(servers, store)
