@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 
 from contracts.documents import Document, kind_of, load_yaml, parse_yaml, with_overrides
@@ -31,12 +31,33 @@ __all__ = [
 S = TypeVar("S", bound="Settings")
 
 _ROLE = "shardline"
+_LARGEST = 2**63 - 1
 
 
 class Settings(BaseModel):
     """Base of all settings: frozen, unknown keys are errors, defaults are valid."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_switch_is_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, bool):
+            kinds = _kinds_in(cls.model_fields[info.field_name or ""].annotation)
+            if kinds & {int, float} and bool not in kinds:
+                raise ValueError(f"{str(value).lower()} is no number.")
+        return value
+
+    @field_validator("*")
+    @classmethod
+    def _fits_64_bits(cls, value: Any) -> Any:
+        if isinstance(value, int) and abs(value) > _LARGEST:
+            raise ValueError(f"{_shortened(str(value))} is too large; integers go up to {_LARGEST}.")
+        return value
+
+
+def _kinds_in(annotation: Any) -> set[Any]:
+    return {annotation}.union(*(_kinds_in(part) for part in get_args(annotation) if isinstance(part, type)))
 
 
 def execution(default: Any, *, description: str, **constraints: Any) -> Any:
@@ -129,9 +150,11 @@ def _explain(model: type[Settings], item: Any, path: tuple[str | int, ...]) -> s
         return f"{name} is missing; it has no default, so set it."
     if item["type"] == "value_error":
         return f"{name}: {item['ctx']['error']}" if path else str(item["ctx"]["error"])
-    value = repr(item["input"])
-    value = value if len(value) <= 80 else f"{value[:77]}..."
-    return f"{name} is {value} ({kind_of(item['input'])}): {item['msg']}."
+    return f"{name} is {_shortened(repr(item['input']))} ({kind_of(item['input'])}): {item['msg']}."
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _names_beside(model: type[Settings], path: Sequence[str | int]) -> list[str]:

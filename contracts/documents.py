@@ -13,7 +13,7 @@ _FLOAT = re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|^[-+
 _INT = re.compile(r"^[-+]?[0-9]+$|^0o[0-7]+$|^0x[0-9a-fA-F]+$")
 _GROUPED = re.compile(r"^[-+]?[0-9]+(_[0-9]+)+$")
 _LEADING_ZERO = re.compile(r"^[-+]?0[0-9_]+$")
-
+_MOST_VALUES = 100_000
 
 Keys = tuple[str | int, ...]
 
@@ -72,6 +72,8 @@ def parse_yaml(text: str, source: str) -> Document:
         mark = getattr(error, "problem_mark", None)
         where = f"{source}, line {mark.line + 1}" if mark else source
         raise ConfigError(f"{where}: not YAML: {getattr(error, 'problem', error)}.") from error
+    except RecursionError:
+        raise ConfigError(f"{source}: nested too deeply to be settings.") from None
     lines: dict[Keys, int] = {}
     data = {} if node is None else _construct(node, (), lines, source)
     if not isinstance(data, dict):
@@ -138,6 +140,10 @@ class _Loader(yaml.SafeLoader):
 
 def _construct(node: yaml.Node, path: Keys, lines: dict[Keys, int], source: str) -> Any:
     lines.setdefault(path, node.start_mark.line + 1)
+    if len(lines) > _MOST_VALUES:
+        raise ConfigError(
+            f"{source}: more than {_MOST_VALUES} values; aliases of aliases multiply them. Write them out."
+        )
     if len(path) > 100:
         raise ConfigError(f"{source}, line {node.start_mark.line + 1}: nested deeper than 100; an alias holds itself.")
     if not node.tag.startswith("tag:yaml.org,2002:") or "python/" in node.tag:
@@ -172,7 +178,12 @@ def _construct(node: yaml.Node, path: Keys, lines: dict[Keys, int], source: str)
     if text in ("true", "True", "TRUE", "false", "False", "FALSE"):
         return text.lower() == "true"
     if _INT.match(text) or _GROUPED.match(text):
-        return int(text.replace("_", ""), 0)
+        try:
+            return int(text.replace("_", ""), 0)
+        except ValueError:  # thousands of digits
+            raise ConfigError(
+                f"{source}, line {node.start_mark.line + 1}: {'.'.join(map(str, path))}: the number is too large."
+            ) from None
     if _FLOAT.match(text):
         return float(text.replace(".inf", "inf").replace(".nan", "nan").replace(".Inf", "inf").replace(".NaN", "nan"))
     return text

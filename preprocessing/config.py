@@ -92,6 +92,7 @@ class IngestConfig(Settings):
     workers: int | None = execution(
         None,
         ge=1,
+        le=1024,
         description="Worker processes, one thread each. Empty: one per core, none for less than 1 MiB of input.",
     )
 

@@ -75,9 +75,10 @@ class ModelConfig(Settings):
     @model_validator(mode="before")
     @classmethod
     def _take_family_defaults(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or data.get("family", "gpt2") not in _FAMILY:
+        family = data.get("family", "gpt2") if isinstance(data, dict) else None
+        if not isinstance(family, str) or family not in _FAMILY:
             return data
-        filled = {**_FAMILY[data.get("family", "gpt2")], **data}
+        filled = {**_FAMILY[family], **data}
         hidden, heads = filled.get("hidden_size", 256), filled.get("num_attention_heads", 4)
         filled.setdefault("num_query_groups", heads)
         if isinstance(hidden, int) and isinstance(heads, int) and hidden > 0 and heads > 0:

@@ -26,6 +26,7 @@ from contracts.errors import ConfigError, InputError, ShardlineError
 _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.2
 _TERMINATE_S = 35.0  # torchrun itself waits 30 s between asking its ranks to end and killing them
+_RANKS_PER_CORE = 16  # a larger layout is meant for more machines, or a slip of the pen
 LOG_DIR_VARIABLE = "SHARDLINE_LOG_DIR"
 
 
@@ -56,9 +57,16 @@ def run_ranks(
         on_poll: Called a few times a second while the ranks run.
 
     Raises:
+        ConfigError: There are far more ranks than this machine can carry.
         ShardlineError: A rank failed; has its message, or its last line, and the log's path. The
             kind of error is that of the rank.
     """
+    cores = len(os.sched_getaffinity(0))
+    if nproc > _RANKS_PER_CORE * cores:
+        raise ConfigError(
+            f"The layout needs {nproc} ranks on this machine, which has {cores} core{'s'[: cores > 1]}; up to "
+            f"{_RANKS_PER_CORE * cores} are started here. Lower a degree of the layout."
+        )
     _prepare_logs(log_dir)
     if stop_file is not None:
         stop_file.unlink(missing_ok=True)

@@ -61,6 +61,12 @@ def test_a_rank_that_did_its_work_succeeds_even_if_the_interpreter_would_crash_a
     _assert_gone(tmp_path)
 
 
+def test_a_layout_that_no_machine_of_this_size_carries_starts_no_rank(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="needs 1000000 ranks on this machine"):
+        run_ranks("launched_rank", ["environment", str(tmp_path)], nproc=1_000_000, log_dir=tmp_path / "logs")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_killed_rank_ends_the_others_and_names_the_log(tmp_path: Path) -> None:
     with pytest.raises(ShardlineError, match=r"launcher\.log"):
         _run("kill", tmp_path)

@@ -139,5 +139,31 @@ def test_what_is_no_settings_file_is_refused_with_the_reason(text: str, reason: 
     assert reason in found
 
 
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("1" + "0" * 30, "too large; integers go up to 9223372036854775807"),
+        ("-" + "1" * 5000, "too large"),
+        ("true", "true is no number"),
+        ("1e30", "1e\\+30"),
+        (".nan", "nan"),
+    ],
+)
+def test_a_value_that_no_64_bit_integer_holds_is_refused_by_name(value: str, reason: str):
+    class Sizes(Settings):
+        samples: int | None = None
+
+    with pytest.raises(ConfigError, match=f"samples.*{reason}"):
+        validated(Sizes, parse_yaml(f"samples: {value}", "sizes.yaml"))
+
+
+def test_aliases_that_multiply_and_endless_nesting_are_refused_before_they_fill_the_memory():
+    laughs = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n"
+    laughs += "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 20))
+
+    assert "aliases of aliases" in message(lambda: parse_yaml(laughs, "bomb.yaml"))
+    assert "nested too deeply" in message(lambda: parse_yaml("[" * 5000, "deep.yaml"))
+
+
 def test_a_missing_file_is_named(tmp_path: Path):
     assert str(tmp_path / "none.yaml") in message(lambda: load_yaml(tmp_path / "none.yaml"))

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from contracts.configuration import identity, validated
 from contracts.documents import Document, load_yaml, parse_yaml
@@ -174,3 +175,8 @@ def test_trn_45_the_other_numbers_are_what_their_writers_meant() -> None:
     assert all(isinstance(value, float) for value in (optimizer.lr, optimizer.clip_grad, optimizer.beta2))
     assert isinstance(settings.train_steps, int)
     assert yaml.safe_load("lr: 1e-4")["lr"] == "1e-4"  # what the plain reader would have made of it
+
+
+def test_a_family_of_a_wrong_type_is_a_wrong_setting() -> None:
+    with pytest.raises(ValidationError, match="Input should be 'gpt2' or 'llama'"):
+        ModelConfig.model_validate({"family": ["gpt2"]})
