@@ -165,6 +165,10 @@ def _construct(node: yaml.Node, path: Keys, lines: dict[Keys, int], source: str)
     if isinstance(node, yaml.SequenceNode):
         return [_construct(item, (*path, n), lines, source) for n, item in enumerate(node.value)]
     text = str(node.value)
+    if "\0" in text or (not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text)):
+        raise ConfigError(
+            f"{source}, line {node.start_mark.line + 1}: {'.'.join(map(str, path))} holds a NUL or half of a character."
+        )
     if not isinstance(node, yaml.ScalarNode) or node.style is not None:
         return text
     if _LEADING_ZERO.match(text):

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from contracts.errors import ShardlineError
+from contracts.errors import ConfigError, ShardlineError
 
 _CURES = {
     errno.ENOSPC: "Free some space on that disk",
@@ -23,6 +23,18 @@ _CURES = {
     errno.EMFILE: "Raise the limit of open files (ulimit -n)",
     errno.ESTALE: "The network disk was mounted anew",
 }
+
+
+def user_path(text: str | Path) -> Path:
+    """Return a path as a user wrote it, with `~` replaced.
+
+    Raises:
+        ConfigError: It begins with the home folder of somebody unknown.
+    """
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise ConfigError(f"{text}: no such user has a home folder here. Write the whole path.") from None
 
 
 def storage_error(error: OSError, path: Path) -> ShardlineError | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from contracts.artifact import Artifact
 from contracts.errors import ConfigError, InputError, ShardlineError
+from contracts.files import user_path
 from contracts.store import Workspace
 from conversion.catalogue import Checkpoint
 from conversion.config import ReshapeConfig
@@ -66,7 +67,7 @@ def source_path(settings: ReshapeConfig, inputs: Mapping[str, Artifact]) -> Path
         return inputs["checkpoint"].path
     if settings.checkpoint is None:
         raise ConfigError("reshape has no source. Give one with --checkpoint, or set reshape.checkpoint.")
-    return Path(settings.checkpoint).expanduser()
+    return user_path(settings.checkpoint)
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ from typing import Any
 
 from contracts.artifact import Artifact
 from contracts.errors import ConfigError
+from contracts.files import user_path
 from contracts.stage import Stage
 from contracts.store import Workspace
 from conversion.config import ReshapeConfig
@@ -29,7 +30,7 @@ def _raw_files(settings: ReshapeConfig) -> dict[str, Path]:
     """
     if settings.checkpoint is None:
         return {}
-    path = Path(settings.checkpoint).expanduser()
+    path = user_path(settings.checkpoint)
     kind = format_of(path)
     if kind is None:
         raise ConfigError(f"reshape.checkpoint is {path}, which holds no checkpoint.")

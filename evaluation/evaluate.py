@@ -14,7 +14,7 @@ import numpy as np
 
 from contracts.artifact import Artifact
 from contracts.errors import ConfigError
-from contracts.files import write_atomically
+from contracts.files import user_path, write_atomically
 from contracts.store import Workspace
 from evaluation.checkpoint import step_folder_of, tokenizer_path_of
 from evaluation.config import EvaluateConfig
@@ -105,7 +105,7 @@ def _checkpoint(settings: EvaluateConfig, inputs: Mapping[str, Artifact]) -> Pat
         return inputs["checkpoint"].path
     if settings.checkpoint is None:
         raise ConfigError("evaluate: no checkpoint. Give --checkpoint PATH, or set evaluate.checkpoint.")
-    return Path(settings.checkpoint).expanduser()
+    return user_path(settings.checkpoint)
 
 
 def _data(settings: EvaluateConfig, inputs: Mapping[str, Artifact]) -> Path:
@@ -113,7 +113,7 @@ def _data(settings: EvaluateConfig, inputs: Mapping[str, Artifact]) -> Path:
         return inputs["dataset"].path
     if settings.data is None:
         raise ConfigError("evaluate: no data. Give --data with a dataset artifact, a .bin/.idx prefix or text.")
-    return Path(settings.data).expanduser()
+    return user_path(settings.data)
 
 
 def open_data(path: Path, checkpoint: Path) -> HeldOut:

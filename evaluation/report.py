@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from contracts.artifact import Artifact
-from contracts.errors import ConfigError
+from contracts.errors import ConfigError, InputError
 from contracts.files import write_atomically
 from contracts.json_text import parse_json
 from contracts.store import Workspace
@@ -103,7 +103,13 @@ def unigram_entropy(dataset: TokenDataset) -> float:
 
 
 def _result(evaluation: Artifact) -> dict[str, Any]:
-    result: dict[str, Any] = parse_json((evaluation.path / RESULTS).read_text(encoding="utf-8"))
+    path = evaluation.path / RESULTS
+    try:
+        result: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
+        if not isinstance(result["metrics"]["subsets"], dict):
+            raise ValueError("its subsets are no group")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path}: damaged ({error}). Run shardline verify on it, and evaluate again.") from error
     return result
 
 

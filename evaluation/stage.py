@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from contracts.artifact import Artifact
+from contracts.files import user_path
 from contracts.stage import Stage
 from contracts.store import Workspace
 from evaluation.config import EvaluateConfig, ReportConfig
@@ -27,7 +28,7 @@ def _raw_files(settings: EvaluateConfig) -> dict[str, Path]:
 
     files: dict[str, Path] = {}
     if settings.checkpoint is not None:
-        checkpoint = Path(settings.checkpoint).expanduser()
+        checkpoint = user_path(settings.checkpoint)
         files["checkpoint/manifest.json"] = step_folder_of(checkpoint, settings.step) / "manifest.json"
         if (tokenizer := tokenizer_path_of(checkpoint)) is not None:
             files["checkpoint/tokenizer.json"] = tokenizer / "tokenizer.json"

@@ -110,6 +110,8 @@ def _unexpected(error: Exception) -> str:
         )
     if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
         return f"{error.filename or 'a file'} may not be written or read ({error.strerror}). Check its permissions."
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{os.fsdecode(error.filename)}: {error.strerror}. Check the path, and the disk it lies on."
     if isinstance(error, MemoryError):
         return "out of memory. Use fewer workers, a smaller micro_batch_size or batch_tokens, or a larger machine."
     return f"{type(error).__name__}: {error}. This is a defect of Shardline; --debug shows where."

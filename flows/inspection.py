@@ -6,7 +6,7 @@ from typing import Any
 
 from contracts.artifact import MANIFEST, Artifact
 from contracts.digests import damaged_files, manifest_contradictions
-from contracts.errors import ConfigError
+from contracts.errors import ConfigError, ShardlineError
 from contracts.store import RECIPE
 
 
@@ -90,22 +90,31 @@ def verify_path(path: Path, artifact: Artifact | None) -> tuple[list[str], list[
     elif (path / RECIPE).is_file():
         problems.append(f"{path} is unfinished: without {MANIFEST} its files cannot be checked by digest")
     kind = artifact.kind if artifact is not None else kind_of_path(path)
+    try:
+        what, found = _verify_kind(kind, path)
+        checked += what
+        problems += found
+    except ShardlineError as error:
+        problems.append(str(error))
+    return list(dict.fromkeys(problems)), checked
+
+
+def _verify_kind(kind: str, path: Path) -> tuple[list[str], list[str]]:
+    """Check what only the format's owner understands; returns what was looked at, and the problems."""
     if kind == "dataset":
         from preprocessing.inspection import verify_dataset
 
-        checked.append(".idx against .bin, token ids against the vocabulary")
-        problems += verify_dataset(path)
-    elif kind in ("checkpoint", "model"):
+        return [".idx against .bin, token ids against the vocabulary"], verify_dataset(path)
+    if kind in ("checkpoint", "model"):
         from conversion.inspection import verify_checkpoint
 
-        checked.append("tensors: names, shapes, files")
-        problems += verify_checkpoint(path)
-    elif kind == "tokenizer":
+        return ["tensors: names, shapes, files"], verify_checkpoint(path)
+    if kind == "tokenizer":
         from preprocessing.tokenizer import load_tokenizer
 
-        checked.append("the tokenizer loads")
         load_tokenizer(path)
-    return list(dict.fromkeys(problems)), checked
+        return ["the tokenizer loads"], []
+    return [], []
 
 
 def weight_differences(a: Path, b: Path) -> dict[str, Any]:

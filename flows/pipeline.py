@@ -11,6 +11,7 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from contracts.configuration import Document, Settings, execution, load_yaml, validated, with_overrides
+from contracts.files import user_path
 from conversion.config import ReshapeConfig
 from evaluation.config import EvaluateConfig, ReportConfig
 from flows.engine import Step
@@ -128,7 +129,7 @@ def _with_absolute_paths(document: Document, folder: Path) -> Document:
 
 
 def _absolute(text: str, folder: Path) -> str:
-    return text if "://" in text else str(folder / Path(text).expanduser())
+    return text if not text or "://" in text else str(folder / user_path(text))
 
 
 def steps_of(config: PipelineConfig) -> list[Step]:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from contracts.artifact import MANIFEST, Artifact, read_artifact
 from contracts.errors import ConfigError, InputError
+from contracts.files import user_path
 from preprocessing.document_table import DOCUMENTS
 from preprocessing.indexed_dataset import IndexedDataset, pair_prefix
 from preprocessing.sources import found_path
@@ -32,7 +33,7 @@ class TokenDataset:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path).expanduser()
+        self.path = user_path(path)
         self.artifact = _artifact_at(self.path)
         self.shards = [IndexedDataset(prefix) for prefix in self._prefixes()]
         dtypes = {shard.dtype for shard in self.shards}

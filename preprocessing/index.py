@@ -20,6 +20,7 @@ import numpy as np
 
 from contracts.artifact import MANIFEST, Artifact, read_artifact
 from contracts.errors import ConfigError, InputError
+from contracts.files import user_path
 from contracts.stage import Stage
 from contracts.store import Workspace
 from preprocessing.config import IndexConfig
@@ -236,7 +237,7 @@ def _dataset_paths(settings: IndexConfig, inputs: Mapping[str, Artifact]) -> lis
     names = sorted((name for name in inputs if name.startswith("dataset")), key=lambda name: int(name[7:] or 0))
     if names and settings.datasets:
         raise ConfigError("index: both dataset artifacts and index.datasets are given. Keep one.")
-    paths = [inputs[name].path for name in names] or [Path(path).expanduser() for path in settings.datasets]
+    paths = [inputs[name].path for name in names] or [user_path(path) for path in settings.datasets]
     if not paths:
         raise ConfigError("index: no dataset. Set index.datasets (--dataset DIR), or give dataset artifacts.")
     return paths
@@ -246,8 +247,8 @@ def _raw(settings: IndexConfig) -> dict[str, str]:
     """Name artifacts given by path by their content."""
     found = {}
     for number, path in enumerate(settings.datasets):
-        if (Path(path).expanduser() / MANIFEST).is_file():
-            found[f"dataset{number}"] = read_artifact(Path(path).expanduser()).manifest.content
+        if (user_path(path) / MANIFEST).is_file():
+            found[f"dataset{number}"] = read_artifact(user_path(path)).manifest.content
     return found
 
 
@@ -255,7 +256,7 @@ def _raw_files(settings: IndexConfig) -> dict[str, Path]:
     """Name foreign pairs by their `.idx`: it alone decides the indices, and it is small."""
     found = {}
     for number, text in enumerate(settings.datasets):
-        path = Path(text).expanduser()
+        path = user_path(text)
         if (path / MANIFEST).is_file():
             continue
         prefixes = [pair_prefix(file) for file in sorted(path.glob("*.idx"))] if path.is_dir() else [pair_prefix(path)]

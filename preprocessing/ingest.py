@@ -14,6 +14,7 @@ from typing import Any
 
 from contracts.artifact import Artifact
 from contracts.errors import ConfigError, InputError, RecordError
+from contracts.files import user_path
 from contracts.progress import Progress
 from contracts.stage import Stage
 from contracts.store import ArtifactStore, Workspace
@@ -102,7 +103,7 @@ def _tokenizer_path(settings: IngestConfig, inputs: Mapping[str, Artifact]) -> P
         raise ConfigError(
             "ingest: no tokenizer. Set ingest.tokenizer (--tokenizer PATH), or give a tokenizer artifact."
         )
-    return Path(settings.tokenizer).expanduser()
+    return user_path(settings.tokenizer)
 
 
 def _pool(workers: int | None, total_bytes: int, plan: EncodingPlan) -> Pool:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from contracts.artifact import MANIFEST, Artifact
 from contracts.errors import ConfigError
+from contracts.files import user_path
 from contracts.json_text import parse_json
 from contracts.store import ArtifactStore
 
@@ -38,7 +39,9 @@ def expand_sources(sources: Sequence[str], *, part: str = "train", setting: str 
     """
     files: list[SourceFile] = []
     for source in sources:
-        path = Path(source).expanduser()
+        if not source:
+            raise ConfigError(f"{setting}: an empty text is no file or folder. Leave it out.")
+        path = user_path(source)
         if path.is_file():
             found = [SourceFile(path.name, path)]
         elif path.is_dir():
@@ -135,7 +138,10 @@ def _files_of_glob(pattern: str) -> list[SourceFile]:
             break
         fixed.append(piece)
     root = Path(*fixed) if fixed else Path()
-    paths = root.glob(str(Path(*Path(pattern).parts[len(fixed) :])))
+    try:
+        paths = list(root.glob(str(Path(*Path(pattern).parts[len(fixed) :]))))
+    except ValueError as error:
+        raise ConfigError(f"the glob {pattern!r} cannot be used: {error}.") from error
     files = [SourceFile(path.relative_to(root).as_posix(), path) for path in paths if path.is_file()]
     return sorted(files, key=lambda file: file.name)
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from contracts.errors import ConfigError
+from contracts.files import user_path
 from contracts.json_text import parse_json
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -184,7 +185,7 @@ def tokenizer_files(path: str | Path) -> TokenizerFiles:
     Raises:
         ConfigError: There is no tokenizer at `path`.
     """
-    path = Path(path).expanduser()
+    path = user_path(path)
     file = path / TOKENIZER_FILE if path.is_dir() else path
     if not file.is_file():
         raise ConfigError(
@@ -201,15 +202,18 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     Raises:
         ConfigError: There is none, or it cannot be read.
     """
-    path = Path(path).expanduser()
+    path = user_path(path)
     if not (path / TOKENIZER_FILE).is_file() and (path / "tokenizer" / TOKENIZER_FILE).is_file():
         path = path / "tokenizer"  # a dataset keeps a copy of its tokenizer
     files = tokenizer_files(path)
+    reading = files.tokenizer
     try:
-        definition = files.tokenizer.read_text(encoding="utf-8")
-        config = parse_json(files.config.read_text(encoding="utf-8")) if files.config else {}
+        definition = reading.read_text(encoding="utf-8")
+        parse_json(definition)
+        reading = files.config or reading
+        config = parse_json(reading.read_text(encoding="utf-8")) if files.config else {}
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: the tokenizer cannot be read ({error}).") from error
+        raise ConfigError(f"{reading}: the tokenizer cannot be read ({error}).") from error
     return Tokenizer(definition, config if isinstance(config, dict) else {}, str(path))
 
 

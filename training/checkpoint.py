@@ -53,6 +53,13 @@ class SafeReader(FileSystemReader):
         return read_dcp_metadata(Path(self.path))
 
 
+class _Writer(FileSystemWriter):
+    """Leaves out the folder's path and a random id, so that one state gives the same bytes wherever it is saved."""
+
+    def storage_meta(self) -> None:
+        return None
+
+
 def state_tensors(
     parameters: list[LocalParameter], mesh: Mesh, optimizer: LocalAdamW | None = None
 ) -> dict[str, Tensor]:
@@ -112,7 +119,7 @@ def _write_by_all_ranks(trainer: Trainer, folder: Path, info: CheckpointInfo) ->
     dist.barrier()
     save(
         state_tensors(trainer.parameters, trainer.mesh, trainer.optimizer),
-        storage_writer=FileSystemWriter(unfinished, single_file_per_rank=True, sync_files=True),
+        storage_writer=_Writer(unfinished, single_file_per_rank=True, sync_files=True),
     )
     digests = _digests_of_all_ranks(unfinished)
     if dist.get_rank() == 0:
@@ -139,7 +146,7 @@ def write_checkpoint(folder: Path, tensors: Mapping[str, Tensor], info: Checkpoi
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
     with _without_ranks():
-        save(dict(tensors), storage_writer=FileSystemWriter(unfinished, sync_files=True), no_dist=True)
+        save(dict(tensors), storage_writer=_Writer(unfinished, sync_files=True), no_dist=True)
     publish(unfinished, folder, replace(info, files=_digests(unfinished, unfinished.iterdir())))
 
 

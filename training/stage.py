@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from contracts.artifact import MANIFEST, Artifact, read_artifact
 from contracts.errors import ConfigError, ShardlineError
+from contracts.files import user_path
 from contracts.stage import Stage
 from contracts.store import ArtifactStore
 from contracts.workspace import Workspace
@@ -64,7 +65,7 @@ def _datasets(settings: PretrainConfig, inputs: Mapping[str, Artifact]) -> list[
         if not found:
             raise ConfigError("pretrain has no dataset. Give one or more with --dataset, or set pretrain.datasets.")
         return found
-    paths = [Path(text).expanduser() for text in settings.datasets]
+    paths = [user_path(text) for text in settings.datasets]
     return [read_artifact(path) for path in paths if (path / MANIFEST).is_file()]
 
 
@@ -217,13 +218,13 @@ def _summary(settings: PretrainConfig, index: Artifact, workspace: Workspace) ->
 def _raw_files(settings: PretrainConfig) -> dict[str, Path]:
     files: dict[str, Path] = {}
     for number, text in enumerate(settings.datasets):
-        path = Path(text).expanduser()
+        path = user_path(text)
         if (path / MANIFEST).is_file():
             files[f"dataset{number}"] = path / MANIFEST
         else:
             prefix = text.removesuffix(".bin").removesuffix(".idx")
-            files[f"dataset{number}.bin"] = Path(f"{prefix}.bin").expanduser()
-            files[f"dataset{number}.idx"] = Path(f"{prefix}.idx").expanduser()
+            files[f"dataset{number}.bin"] = user_path(f"{prefix}.bin")
+            files[f"dataset{number}.idx"] = user_path(f"{prefix}.idx")
     return files
 
 

@@ -157,6 +157,13 @@ def test_a_value_that_no_64_bit_integer_holds_is_refused_by_name(value: str, rea
         validated(Sizes, parse_yaml(f"samples: {value}", "sizes.yaml"))
 
 
+@pytest.mark.parametrize("value", ['"a\\0b"', '"\\uD800"'])
+def test_text_that_no_file_name_or_json_can_hold_is_refused_with_its_line(value: str):
+    assert "x.yaml, line 2: store holds a NUL or half of a character" in message(
+        lambda: parse_yaml(f"name: a\nstore: {value}", "x.yaml")
+    )
+
+
 def test_aliases_that_multiply_and_endless_nesting_are_refused_before_they_fill_the_memory():
     laughs = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n"
     laughs += "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 20))

@@ -41,3 +41,16 @@ def test_a_source_without_files_is_an_error(tmp_path: Path, source: str, message
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=message):
         expand_sources([f"{tmp_path}/{source}"])
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("", "an empty text is no file"),
+        ("~no such user/x.jsonl", "no such user has a home"),
+        ("**a/b*", "the glob .* cannot be used"),
+    ],
+)
+def test_a_source_that_can_name_no_file_is_an_error_that_says_why(source: str, message: str):
+    with pytest.raises(ConfigError, match=message):
+        expand_sources([source])
