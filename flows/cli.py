@@ -7,8 +7,10 @@ another run, 130 interrupted.
 import errno
 import logging
 import os
+import re
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 
 import typer
 
@@ -25,6 +27,8 @@ SILENCE = {
 
 # Flags after which several words may stand, as in --source a.jsonl b.jsonl.
 SEVERAL = ("--source", "--dataset", "--weights", "--task", "--evaluation")
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # a damaged file must not drive the terminal
 
 EPILOG = "Begin with: shardline init my-run && shardline run my-run/pipeline.yaml"
 
@@ -51,6 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name, value in SILENCE.items():
         os.environ.setdefault(name, value)
     words = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # names and keys from outside may hold what no terminal shows
+            stream.reconfigure(errors="backslashreplace")
     is_debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     logging.basicConfig(
@@ -76,6 +83,8 @@ def spread(words: Sequence[str]) -> list[str]:
 
 def _run(words: list[str], *, is_debug: bool) -> int:
     try:
+        for word in words:
+            word.encode()
         code = build_app()(args=words, standalone_mode=False)
         return code if isinstance(code, int) else 0
     except ShardlineError as error:
@@ -112,13 +121,16 @@ def _unexpected(error: Exception) -> str:
         return f"{error.filename or 'a file'} may not be written or read ({error.strerror}). Check its permissions."
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{os.fsdecode(error.filename)}: {error.strerror}. Check the path, and the disk it lies on."
+    if isinstance(error, UnicodeEncodeError):
+        name = str(error.object)[max(0, error.start - 60) : error.end + 60]
+        return f"{name!r} is not valid UTF-8. Rename the file or folder."
     if isinstance(error, MemoryError):
         return "out of memory. Use fewer workers, a smaller micro_batch_size or batch_tokens, or a larger machine."
     return f"{type(error).__name__}: {error}. This is a defect of Shardline; --debug shows where."
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"error: {message}", file=sys.stderr)
+    print(f"error: {_CONTROL.sub(lambda found: ascii(found[0])[1:-1], message)}", file=sys.stderr)
     return code
 
 

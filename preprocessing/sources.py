@@ -55,8 +55,19 @@ def expand_sources(sources: Sequence[str], *, part: str = "train", setting: str 
                 f"{setting}: {source!r} holds no data file. Data files end in {', '.join(DATA_SUFFIXES)}; "
                 "name other files one by one or by a glob."
             )
+        for file in found:
+            if not _is_unicode(file.name):
+                raise ConfigError(f"{setting}: the file name {file.name!r} is not valid UTF-8. Rename the file.")
         files += found
     return _with_distinct_names(files)
+
+
+def _is_unicode(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def corpus_files(corpus: Artifact, part: str) -> list[SourceFile]:

@@ -21,7 +21,7 @@ from preprocessing.blocks import LineBlock, Position, file_blocks
 from preprocessing.compression import detect_kind
 from preprocessing.config import END_OF_DOCUMENT, TokenizerConfig
 from preprocessing.records import RecordFormat, read_records
-from preprocessing.sources import SourceFile, raw_source_files, source_files
+from preprocessing.sources import DATA_SUFFIXES, SourceFile, raw_source_files, source_files
 from preprocessing.tokenizer import CONFIG_FILE, TOKENIZER_FILE
 
 WORDPIECE_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", END_OF_DOCUMENT)
@@ -114,9 +114,9 @@ def _record_texts(file: SourceFile, form: RecordFormat) -> Iterator[str]:
 
 
 def _is_plain_text(file: SourceFile) -> bool:
-    """Tell lines of text from lines of JSON by the first character."""
-    if detect_kind(file.path) == "parquet":
-        return False
+    """Tell lines of text from lines of JSON by the name, or else by the first character."""
+    if detect_kind(file.path) == "parquet" or file.path.name.endswith(DATA_SUFFIXES):
+        return False  # damaged JSON is an error, never text to learn from
     for block in file_blocks(file, Position(), keys=(), block_bytes=1):
         data = block.data.lstrip(b"\xef\xbb\xbf \t\r\n\0") if isinstance(block, LineBlock) else b"{"
         if data:

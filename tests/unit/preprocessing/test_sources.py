@@ -1,5 +1,6 @@
 """Files, folders and globs, in a fixed order and under names that do not depend on the place."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -54,3 +55,10 @@ def test_a_source_without_files_is_an_error(tmp_path: Path, source: str, message
 def test_a_source_that_can_name_no_file_is_an_error_that_says_why(source: str, message: str):
     with pytest.raises(ConfigError, match=message):
         expand_sources([source])
+
+
+def test_a_file_name_that_is_no_unicode_is_refused_since_no_recipe_can_hold_it(tmp_path: Path):
+    (tmp_path / os.fsdecode(b"\xff.jsonl")).write_text("{}")
+
+    with pytest.raises(ConfigError, match=r"udcff.jsonl' is not valid UTF-8. Rename"):
+        expand_sources([str(tmp_path)])
