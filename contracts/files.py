@@ -10,6 +10,8 @@ from pathlib import Path
 
 from contracts.errors import ConfigError, ShardlineError
 
+_PROBE_BYTES = 2**18  # more than what is left where a write of blocks was cut short
+
 _CURES = {
     errno.ENOSPC: "Free some space on that disk",
     errno.EDQUOT: "Free some space or have the quota raised",
@@ -51,6 +53,26 @@ def storage_error(error: OSError, path: Path) -> ShardlineError | None:
     return ShardlineError(
         f"{where}: {error.strerror}. {cure}, then start again; finished work is kept and goes on from there."
     )
+
+
+def hidden_storage_error(error: Exception, path: Path) -> ShardlineError | None:
+    """Find out whether a failure was the disk's: many libraries drop its error number when a write is cut short.
+
+    Args:
+        error: What a library raised.
+        path: The folder it wrote in, where a probe is written and removed again.
+    """
+    if "No space left on device" in str(error):
+        return storage_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), path)
+    probe = path / f"probe.{uuid.uuid4().hex[:12]}.tmp"
+    try:
+        probe.write_bytes(bytes(_PROBE_BYTES))
+    except OSError as refusal:
+        return storage_error(OSError(refusal.errno, refusal.strerror), path)
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink()
+    return None
 
 
 def write_atomically(path: Path, text: str, *, is_durable: bool = True) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from contracts.artifact import KINDS, MANIFEST, Artifact, InputEntry, Manifest, legal_label, read_artifact
 from contracts.digests import BOOKKEEPING, DigestCache, content_digest, digest_files, missing_files
 from contracts.errors import ConfigError, InputError, ShardlineError
-from contracts.files import folders_in, storage_error, sync, sync_all, write_atomically
+from contracts.files import folders_in, hidden_storage_error, storage_error, sync, sync_all, write_atomically
 from contracts.fingerprint import SHORT_HEX, Recipe, canonical_json
 from contracts.json_text import parse_json
 from contracts.lease import LOCK, Holder, Lease, lease_holder
@@ -157,8 +157,11 @@ class ArtifactStore:
             finally:
                 with contextlib.suppress(OSError):
                     path.rmdir()  # succeeds only when nothing was made, and nobody else waits in it
-        except OSError as error:
-            if (known := storage_error(error, path)) is not None:
+        except ShardlineError:
+            raise
+        except Exception as error:
+            known = storage_error(error, path) if isinstance(error, OSError) else None
+            if (known := known or hidden_storage_error(error, path)) is not None:
                 raise known from error
             raise
 

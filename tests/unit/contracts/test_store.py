@@ -387,3 +387,28 @@ def test_a_store_of_ten_thousand_artifacts_is_listed_and_searched_in_two_cpu_sec
     assert len(list(store.artifacts())) == 2001
     assert store.find(fingerprint[:12]).fingerprint == fingerprint
     assert (time.process_time() - start_s) * 10_000 / 2001 < 2.0
+
+
+@pytest.mark.parametrize(
+    "failure", [RuntimeError("unexpected pos 704 vs 598"), OSError("16500 requested and 992 written")]
+)
+def test_a_full_disk_is_told_also_when_a_library_hides_it(
+    store: ArtifactStore, failure: Exception, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(path: Path, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def work(workspace: Workspace) -> dict[str, object]:
+        monkeypatch.setattr(Path, "write_bytes", refuse)
+        raise failure
+
+    with pytest.raises(ShardlineError, match="No space left on device"):
+        store.make("dataset", "x", recipe_of(), work)
+
+
+def test_a_defect_stays_a_defect_where_the_disk_has_room(store: ArtifactStore):
+    def work(workspace: Workspace) -> dict[str, object]:
+        raise RuntimeError("unexpected pos 704 vs 598")
+
+    with pytest.raises(RuntimeError, match="unexpected pos"):
+        store.make("dataset", "x", recipe_of(), work)
