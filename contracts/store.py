@@ -343,10 +343,10 @@ def _forget_if_empty(path: Path) -> None:
 def _read_attempts(path: Path) -> list[dict[str, Any]]:
     attempts = []
     with contextlib.suppress(OSError):
-        for line in (path / ATTEMPTS).read_text(encoding="utf-8").splitlines():
+        for line in (path / ATTEMPTS).read_bytes().splitlines():
             with contextlib.suppress(ValueError):
                 attempts.append(parse_json(line))
-    good = [item for item in attempts if isinstance(item, dict) and "started" in item]
+    good = [item for item in attempts if isinstance(item, dict) and isinstance(item.get("started"), int | float)]
     return good or [{"started": time.time()}]
 
 

@@ -1,9 +1,9 @@
 """Tells the format of a checkpoint by what lies in its folder; light: imports no torch."""
 
-import json
 import re
 from pathlib import Path
 
+from contracts.json_text import parse_json
 from training.step_folders import MANIFEST, NATIVE_FORMAT, TRACKER, list_checkpoints
 
 # Formats that can be read; the others are recognized, so that a message can say what they are.
@@ -66,7 +66,7 @@ def _by_name(folder: Path) -> str | None:
 
 def _is_native(folder: Path) -> bool:
     try:
-        data = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        data = parse_json((folder / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return isinstance(data, dict) and data.get("format") == NATIVE_FORMAT

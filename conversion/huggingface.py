@@ -1,11 +1,11 @@
 """Hugging Face model folders: `config.json`, safetensors (one file or several with an index), tokenizer files."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from contracts.errors import InputError
+from contracts.json_text import parse_json
 from conversion.catalogue import Catalogue, Checkpoint, equal_bits, row_blocks
 from conversion.huggingface_config import architecture_of, from_huggingface
 from conversion.huggingface_files import CONFIG, INDEX, read_json, weight_files, weight_map
@@ -149,7 +149,7 @@ def _common_dtype(source: Catalogue) -> str:
 def _own_facts(metadata: Mapping[str, str], model: ModelConfig) -> dict[str, Any]:
     """Take back what an export of ours wrote beside the weights, if the config still says the same model."""
     try:
-        facts = json.loads(metadata.get(OWN_KEY, "{}"))
+        facts = parse_json(metadata.get(OWN_KEY, "{}"))
         exported = ModelConfig.model_validate(facts.pop("model"))
         counts = {key: int(facts[key]) for key in ("step", "consumed_samples", "seq_length")}
     except (ValueError, KeyError, TypeError, AttributeError):

@@ -1,10 +1,10 @@
 """The files of a Hugging Face model folder; light: no torch."""
 
-import json
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from contracts.errors import InputError
+from contracts.json_text import parse_json
 
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
@@ -55,7 +55,7 @@ def read_json(path: Path) -> dict[str, Any]:
         InputError: The file is missing or holds something else.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}).") from error
     except ValueError as error:

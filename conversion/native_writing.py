@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from contracts.files import write_atomically
+from contracts.json_text import parse_json
 from contracts.progress import Progress
 from conversion.casting import Caster
 from conversion.catalogue import Checkpoint, box_shape, num_elements
@@ -203,7 +204,7 @@ def _note_of(path: Path) -> Path:
 def _finished(path: Path) -> _Written | None:
     """Read the note that stands beside a file that was written to its end before a build was killed."""
     try:
-        note = json.loads(_note_of(path).read_text(encoding="utf-8"))
+        note = parse_json(_note_of(path).read_text(encoding="utf-8"))
         records = tuple((int(offset), int(length)) for offset, length in note["records"])
         written = _Written(int(note["bytes"]), str(note["sha256"]), records)
         return written if path.stat().st_size == written.size_bytes else None

@@ -1,10 +1,11 @@
 """Finds the tokenizer that belongs to a checkpoint and copies it; light: no torch."""
 
-import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from contracts.json_text import parse_json
 
 NAMES = (
     "tokenizer.json",
@@ -64,7 +65,7 @@ def _json(path: Path | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return data if isinstance(data, dict) else {}

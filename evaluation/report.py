@@ -62,16 +62,22 @@ def report(settings: ReportConfig, inputs: Mapping[str, Artifact], workspace: Wo
 
 
 def read_curve(path: Path) -> list[dict[str, Any]]:
-    """Read `metrics.jsonl`: the last line of each step, in order; [] if there is no such file."""
+    """Read `metrics.jsonl`: the last line of each step, in order; [] if there is no such file.
+
+    Raises:
+        InputError: A line is damaged.
+    """
     rows: dict[int, dict[str, Any]] = {}
-    if path.is_file():
-        for line in path.read_text(encoding="utf-8").splitlines():
-            try:
-                row = parse_json(line)
-                if "loss_nats" in row:
-                    rows[int(row["step"])] = row
-            except (ValueError, KeyError, TypeError):
+    lines = path.read_bytes().splitlines() if path.is_file() else []
+    for number, line in enumerate(lines, 1):
+        try:
+            row = parse_json(line)
+            if "loss_nats" in row:
+                rows[int(row["step"])] = {**row, "loss_nats": float(row["loss_nats"])}
+        except (ValueError, KeyError, TypeError) as error:
+            if number == len(lines):
                 continue  # the last line of a killed run may be cut
+            raise InputError(f"{path}, line {number}: damaged ({error}). Run shardline verify on the run.") from error
     return [rows[step] for step in sorted(rows)]
 
 

@@ -144,6 +144,8 @@ def read_description(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is an artifact of kind {read_artifact(path).kind}; an index is needed here.")
     try:
         description: dict[str, Any] = parse_json((path / INDEX_FILE).read_text(encoding="utf-8"))
+        if not isinstance(description, dict) or not isinstance(description.get("datasets"), list):
+            raise ValueError("it lists no datasets")
     except FileNotFoundError:
         raise ConfigError(f"{path}: there is no sample index here ({INDEX_FILE} is missing).") from None
     except ValueError as error:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from contracts.errors import RecordError
+from contracts.errors import InputError, RecordError
 from contracts.files import write_atomically
 from contracts.json_text import parse_json
 from preprocessing.blocks import Position
@@ -123,12 +123,18 @@ class ShardWriter:
     def _load_state(self) -> int:
         try:
             state = parse_json((self._unfinished / STATE).read_text(encoding="utf-8"))
+            position, tally = Position(**state["next"]), Tally.from_dict(state["tally"])
+            num_shards, num_documents = int(state["shards"]), int(state["documents"])
+            rejects_bytes = int(state["rejects_bytes"])
         except FileNotFoundError:
             return 0
-        self.num_shards, self.num_documents = state["shards"], state["documents"]
-        self.position = Position(**state["next"])
-        self.tally = Tally.from_dict(state["tally"])
-        return int(state["rejects_bytes"])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(
+                f"{self._unfinished / STATE}: damaged ({error}). Remove {self._unfinished.parent}, then ingest again."
+            ) from error
+        self.num_shards, self.num_documents = num_shards, num_documents
+        self.position, self.tally = position, tally
+        return rejects_bytes
 
     def write(self, block: EncodedBlock | Damage) -> None:
         """Write one block.

@@ -47,13 +47,13 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the whole lines of a metrics file; none if it does not exist."""
     if not path.exists():
         return
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:
         for line in file:
             try:
                 data = parse_json(line)
             except ValueError:
                 continue
-            if isinstance(data, dict) and "step" in data:
+            if isinstance(data, dict) and isinstance(data.get("step"), int):
                 yield data
 
 

@@ -179,7 +179,7 @@ def _is_native(folder: Path) -> bool:
 
 def _tracker_warning(root: Path, step: int) -> list[str]:
     tracker = root / TRACKER
-    named = tracker.read_text(encoding="utf-8").strip() if tracker.is_file() else str(step)
+    named = tracker.read_text(encoding="utf-8", errors="replace").strip() if tracker.is_file() else str(step)
     return [] if named == str(step) else [f"{TRACKER} names {named}; the newest whole checkpoint is {step}"]
 
 
