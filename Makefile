@@ -61,4 +61,4 @@ gpu-check: $(STAMP)
 	$(BIN)/python infra/gpu_check.py
 
 clean:
-	rm -rf $(VENV) store demo .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) demo .mypy_cache .ruff_cache .pytest_cache

@@ -16,14 +16,7 @@ import typer
 
 from contracts.errors import ShardlineError
 from flows.commands import chain, data, machine, models, study
-
-# Dependencies that phone home unless told otherwise; set before any of them is imported.
-SILENCE = {
-    "DO_NOT_TRACK": "true",
-    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-}
+from flows.silence import SILENCE
 
 # Flags after which several words may stand, as in --source a.jsonl b.jsonl.
 SEVERAL = ("--source", "--dataset", "--weights", "--task", "--evaluation")
@@ -74,7 +67,8 @@ def spread(words: Sequence[str]) -> list[str]:
     flag = None
     for word in words:
         if word.startswith("-"):
-            flag = word if word in SEVERAL else None
+            name = word.partition("=")[0]
+            flag = name if name in SEVERAL else None
         elif flag is not None and result[-1] != flag:
             result.append(flag)
         result.append(word)

@@ -13,11 +13,11 @@ from typing import Any
 from contracts.errors import ConfigError, ShardlineError
 from contracts.store import ArtifactStore
 from flows.pipeline import PipelineConfig
-from flows.servers import QUIET, Servers, client_environment, is_answering, running
+from flows.servers import SILENT_S, Servers, client_environment, is_answering, running
+from flows.silence import SILENCE
 
 HOME = Path(__file__).resolve().parent.parent
 ZOMBIE_RULE = "shardline: dead flows are crashed"
-HEARTBEAT_S = 30
 
 
 def reachable(store: Path) -> Servers:
@@ -70,7 +70,7 @@ def register_all(store: Path, file: Path | None = None) -> list[str]:
 def _environment(servers: Servers, store: Path) -> dict[str, str]:
     if servers.groups:
         return client_environment(servers, store)
-    return {**QUIET, "PREFECT_API_URL": servers.prefect_api, "PREFECT_SERVER_EPHEMERAL_ENABLED": "false"}
+    return {**SILENCE, "PREFECT_API_URL": servers.prefect_api, "PREFECT_SERVER_EPHEMERAL_ENABLED": "false"}
 
 
 async def _after_deploy() -> list[str]:
@@ -82,19 +82,20 @@ async def _after_deploy() -> list[str]:
     from prefect.events.schemas.events import ResourceSpecification
     from prefect.states import StateType
 
+    trigger = EventTrigger(
+        after={"prefect.flow-run.heartbeat"},
+        expect={"prefect.flow-run.*"},
+        match=ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
+        for_each={"prefect.resource.id"},
+        posture=Posture.Proactive,
+        threshold=1,
+        within=timedelta(seconds=SILENT_S),
+    )
+    action = ChangeFlowRunState(state=StateType.CRASHED, message="no heartbeat: the flow's process is gone")
     async with get_client() as client:
-        if not await client.read_automations_by_name(ZOMBIE_RULE):
-            trigger = EventTrigger(
-                after={"prefect.flow-run.heartbeat"},
-                expect={"prefect.flow-run.*"},
-                match=ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
-                for_each={"prefect.resource.id"},
-                posture=Posture.Proactive,
-                threshold=1,
-                within=timedelta(seconds=3 * HEARTBEAT_S),
-            )
-            action = ChangeFlowRunState(state=StateType.CRASHED, message="no heartbeat: the flow's process is gone")
-            await Automation(name=ZOMBIE_RULE, trigger=trigger, actions=[action]).acreate()
+        for old in await client.read_automations_by_name(ZOMBIE_RULE):
+            await client.delete_automation(old.id)
+        await Automation(name=ZOMBIE_RULE, trigger=trigger, actions=[action]).acreate()
         deployments = await client.read_deployments()
         flows = {flow.id: flow.name for flow in await client.read_flows()}
     return sorted(f"{flows.get(item.flow_id, '?')}/{item.name}" for item in deployments if "shardline" in item.tags)

@@ -9,8 +9,10 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from contracts.artifact import Artifact
 from contracts.configuration import Document, Settings, load_yaml, validated, with_overrides
 from contracts.store import ArtifactStore
+from flows.paths import PATHS, with_absolute_paths
 
 S = TypeVar("S", bound=Settings)
 
@@ -63,6 +65,8 @@ def settings_of(
     if isinstance(inner, dict):  # a pipeline file: take the stage's section
         lines = {path[1:]: line for path, line in document.lines.items() if path[:1] == (section,)}
         document = Document(inner, document.source, lines)
+    if config is not None:
+        document = with_absolute_paths(document, config.resolve().parent, PATHS.get(section, ()))
     document = with_overrides(document, [_in_section(text, section) for text in overrides or ()])
     data = {**document.data, **{name: value for name, value in flags.items() if value not in (None, [], ())}}
     return validated(model, Document(data, document.source, document.lines, document.origins))
@@ -77,3 +81,12 @@ def show(value: Mapping[str, Any]) -> None:
     """Print one JSON object on stdout."""
     json.dump(value, sys.stdout, indent=1, ensure_ascii=False, default=str)
     sys.stdout.write("\n")
+
+
+def headline(artifact: Artifact) -> dict[str, str]:
+    """Return the numbers of an evaluation that models are compared by; {} for other artifacts."""
+    metrics = artifact.summary.get("metrics")
+    if not isinstance(metrics, Mapping):
+        return {}
+    keys = ("bits_per_byte", "perplexity", "loss_nats")
+    return {key: f"{metrics[key]:.8g}" for key in keys if isinstance(metrics.get(key), int | float)}

@@ -6,15 +6,15 @@ the text is read from `ingest.sources`, without `tokenizer` from `ingest.tokeniz
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 
-from contracts.configuration import Document, Settings, execution, load_yaml, validated, with_overrides
-from contracts.files import user_path
+from contracts.configuration import Settings, execution, load_yaml, validated, with_overrides
 from conversion.config import ReshapeConfig
 from evaluation.config import EvaluateConfig, ReportConfig
 from flows.engine import Step
+from flows.paths import PATHS, with_absolute_paths
 from preprocessing.config import CorpusConfig, IngestConfig, TokenizerConfig
 from training.config import PretrainConfig
 
@@ -71,6 +71,11 @@ class PipelineConfig(Settings):
             raise ValueError("there is no text: give a corpus section, or ingest.sources.")
         if self.tokenizer is None and self.ingest.tokenizer is None:
             raise ValueError("there is no tokenizer: give a tokenizer section, or ingest.tokenizer with a path.")
+        if self.pretrain is not None and self.pretrain.datasets:
+            raise ValueError(
+                "pretrain.datasets is set, and in a chain the model is trained on what ingest makes. Leave it out, or "
+                "train on several datasets with  shardline pretrain --dataset A B --config FILE."
+            )
         if self.pretrain is None and (self.reshape or self.evaluate or self.report):
             raise ValueError("reshape, evaluate and report need a pretrain section.")
         if self.evaluate and not self._has_heldout() and self.evaluate.data is None:
@@ -99,37 +104,9 @@ def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> PipelineConfig:
         ConfigError: The file or a setting is wrong; names file, line, setting, value and cure.
     """
     document = with_overrides(load_yaml(path), overrides)
-    return validated(PipelineConfig, _with_absolute_paths(document, path.resolve().parent))
-
-
-_PATHS = ("store", "corpus.sources", "tokenizer.sources", "ingest.sources", "ingest.tokenizer")
-_MORE_PATHS = ("heldout.sources", "heldout.tokenizer", "evaluate.data", "pretrain.datasets")
-
-
-def _with_absolute_paths(document: Document, folder: Path) -> Document:
-    """Make paths absolute, so that a run does not depend on the directory it is started from."""
-    data = {**document.data}
-    data.setdefault("store", "store")
-    for dotted in (*_PATHS, *_MORE_PATHS):
-        *groups, key = dotted.split(".")
-        place: Any = data
-        for group in groups:
-            if isinstance(place.get(group), dict):
-                place[group] = {**place[group]}
-            place = place.get(group)
-            if not isinstance(place, dict):
-                break
-        else:
-            value = place.get(key)
-            if isinstance(value, str):
-                place[key] = _absolute(value, folder)
-            elif isinstance(value, list):
-                place[key] = [_absolute(item, folder) if isinstance(item, str) else item for item in value]
-    return Document(data, document.source, document.lines, document.origins)
-
-
-def _absolute(text: str, folder: Path) -> str:
-    return text if not text or "://" in text else str(folder / user_path(text))
+    document.data.setdefault("store", "store")
+    named = [f"{section}.{key}" for section, keys in PATHS.items() for key in keys]
+    return validated(PipelineConfig, with_absolute_paths(document, path.resolve().parent, ["store", *named]))
 
 
 def steps_of(config: PipelineConfig) -> list[Step]:

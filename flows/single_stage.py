@@ -11,7 +11,7 @@ from contracts.artifact import Artifact
 from contracts.configuration import Settings
 from contracts.stage import Stage
 from contracts.store import ArtifactStore
-from flows.options import show
+from flows.options import headline, show
 from flows.references import artifact_at
 
 
@@ -52,6 +52,10 @@ def run_one(
     for key, value in artifact.summary.items():
         if not isinstance(value, dict | list):
             print(f"{key:<24} {value}")
+    for key, text in headline(artifact).items():
+        print(f"{key:<24} {text}")
+    for name, group in artifact.summary.get("metrics", {}).get("subsets", {}).items():
+        print(f"  {name:<22} " + "  ".join(f"{key} {value:.6g}" for key, value in group.items()))
     how = "done already" if was_done else f"{time.monotonic() - started:.1f} s"
     print(f"{artifact.path}  ({how}; fingerprint {artifact.fingerprint[:12]})")
     for hint in hints:

@@ -1,6 +1,5 @@
 """Commands over a whole chain: init, run, plan, status, submit."""
 
-import json
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,9 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from contracts.artifact import Artifact
-from contracts.errors import ConfigError
+from contracts.errors import ShardlineError
 from contracts.store import ArtifactStore
-from flows.options import JsonOption, SetOption, show
+from flows.options import JsonOption, SetOption, headline, show
 
 FileArgument = Annotated[Path, typer.Argument(help="Pipeline file, as `shardline init` writes it.", metavar="FILE")]
 Names = list[str] | None
@@ -112,7 +111,7 @@ def _farewell(file: Path, store: ArtifactStore, done: dict[str, Artifact]) -> No
     """Say where the results are and what to type next."""
     for name, artifact in done.items():
         if artifact.kind == "evaluation":
-            shown = "  ".join(f"{key} {value}" for key, value in _headline(artifact).items())
+            shown = "  ".join(f"{key} {value}" for key, value in headline(artifact).items())
             print(f"  {name:<20} {shown}")
     if (report := done.get("report")) is not None:
         print(f"report: {report.path / 'report.html'}")
@@ -121,12 +120,6 @@ def _farewell(file: Path, store: ArtifactStore, done: dict[str, Artifact]) -> No
         print(f"next:   shardline trace {checkpoint.path} --step 1 {at}     which documents the model saw")
         print(f"        shardline lineage {checkpoint.name} {at}     where it came from")
         print(f"        shardline up {at}     Prefect and MLflow on this machine")
-
-
-def _headline(artifact: Artifact) -> dict[str, Any]:
-    metrics = artifact.summary.get("metrics", {})
-    keys = ("bits_per_byte", "perplexity", "loss_nats")
-    return {key: f"{metrics[key]:.6g}" for key in keys if isinstance(metrics.get(key), int | float)}
 
 
 def plan(
@@ -226,12 +219,12 @@ def submit(
     store = ArtifactStore(Path(config.store))
     engine.plan(steps_of(config), store, force=force or ())  # refuses what could not run
     run_id, url = submit_run(config, store, deployment=deployment, force=force or ())
+    if not as_json:
+        print(f"submitted: {url}", flush=True)
+    state = wait_for(run_id, store) if watch else "Scheduled"
     if as_json:
-        print(json.dumps({"flow_run": run_id, "url": url}))
-    else:
-        print(f"submitted: {url}")
-    if watch:
-        state = wait_for(run_id, store)
+        show({"flow_run": run_id, "url": url, "state": state})
+    elif watch:
         print(f"the run ended: {state}")
-        if state.lower() not in ("completed", "skipped"):
-            raise ConfigError(f"the run {run_id} ended as {state}; its log is at {url}")
+    if watch and state != "Completed":
+        raise ShardlineError(f"the run {run_id} ended as {state}; its log is at {url}")

@@ -33,8 +33,8 @@ def doctor(store: StoreOption = None, as_json: JsonOption = False) -> None:
 
 def up(
     store: StoreOption = None,
-    prefect_port: Annotated[int, typer.Option(help="Port of Prefect; 0 takes a free one.")] = 4200,
-    mlflow_port: Annotated[int, typer.Option(help="Port of MLflow; 0 takes a free one.")] = 5000,
+    prefect_port: Annotated[int, typer.Option(help="Port of Prefect; 0 takes a free one.", min=0, max=65535)] = 4200,
+    mlflow_port: Annotated[int, typer.Option(help="Port of MLflow; 0 takes a free one.", min=0, max=65535)] = 5000,
     host: Annotated[
         str, typer.Option(help="Address to bind. Others than loopback have no password: mind who can reach it.")
     ] = "127.0.0.1",
@@ -54,7 +54,13 @@ def up(
             root, host=host, prefect_port=prefect_port, mlflow_port=mlflow_port, with_worker=worker, progress=progress
         )
     if as_json:
-        show({"prefect": servers.prefect_url, "mlflow": servers.mlflow_url, "groups": dict(servers.groups)})
+        show(
+            {
+                "prefect": servers.prefect_url,
+                "mlflow": servers.mlflow_url,
+                "groups": {name: group.pid for name, group in servers.groups.items()},
+            }
+        )
         return
     print(f"Prefect  {servers.prefect_url}")
     print(f"MLflow   {servers.mlflow_url}/#/experiments?workflowType=machine_learning")

@@ -84,8 +84,8 @@ async def task_states(store: Path, run_id: str) -> dict[str, str]:
 
 
 def test_a_deployment_run_completes_and_its_second_run_is_skipped(store: Path, pipeline: Path) -> None:
-    first = json.loads(shardline("submit", str(pipeline), "--watch", "--json").stdout.splitlines()[0])
-    second = json.loads(shardline("submit", str(pipeline), "--watch", "--json").stdout.splitlines()[0])
+    first = json.loads(shardline("submit", str(pipeline), "--watch", "--json").stdout)
+    second = json.loads(shardline("submit", str(pipeline), "--watch", "--json").stdout)
 
     built = asyncio.run(task_states(store, first["flow_run"]))
     stages = {"corpus", "tokenizer", "ingest", "heldout", "pretrain", "reshape.hf", "evaluate.pretrain"}

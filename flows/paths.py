@@ -1,0 +1,45 @@
+"""Paths in settings files are relative to the file, so that a run does not depend on where it is started."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from contracts.configuration import Document
+from contracts.files import user_path
+
+# Settings of each section that hold paths.
+PATHS: dict[str, tuple[str, ...]] = {
+    "corpus": ("sources",),
+    "tokenizer": ("sources",),
+    "ingest": ("sources", "tokenizer"),
+    "heldout": ("sources", "tokenizer"),
+    "index": ("datasets",),
+    "pretrain": ("datasets",),
+    "reshape": ("checkpoint",),
+    "evaluate": ("checkpoint", "data"),
+}
+
+
+def with_absolute_paths(document: Document, folder: Path, dotted: Iterable[str]) -> Document:
+    """Make the settings named by `dotted` ("ingest.sources") absolute; those that are absent stay so."""
+    data = {**document.data}
+    for name in dotted:
+        *groups, key = name.split(".")
+        place: Any = data
+        for group in groups:
+            if isinstance(place.get(group), dict):
+                place[group] = {**place[group]}
+            place = place.get(group)
+            if not isinstance(place, dict):
+                break
+        else:
+            value = place.get(key)
+            if isinstance(value, str):
+                place[key] = _absolute(value, folder)
+            elif isinstance(value, list):
+                place[key] = [_absolute(item, folder) if isinstance(item, str) else item for item in value]
+    return Document(data, document.source, document.lines, document.origins)
+
+
+def _absolute(text: str, folder: Path) -> str:
+    return text if "://" in text else str(folder / user_path(text))
