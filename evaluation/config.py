@@ -1,10 +1,9 @@
 """Settings of the evaluation and report stages."""
 
-from typing import Literal
-
 from pydantic import Field, PositiveInt, field_validator
 
 from contracts.configuration import Settings, execution
+from training.config import DeviceSetting, Precision
 
 TASKS = ("perplexity",)
 
@@ -22,9 +21,10 @@ class EvaluateConfig(Settings):
         None, description="Window in tokens. Empty: the length the model was trained at."
     )
     max_documents: PositiveInt | None = Field(None, description="Measure the first documents only. Empty: all.")
-    precision: Literal["float32", "bf16", "float64"] = Field("float32", description="Arithmetic of the layers.")
+    precision: Precision = Field("float32", description="Arithmetic of the layers.")
     batch_tokens: PositiveInt = execution(8192, description="Tokens in one forward pass; changes the speed only.")
     data_parallel: PositiveInt = execution(1, description="Copies of the model that share the rows.")
+    device: DeviceSetting = execution("auto", description="auto takes CUDA where every rank has a device of its own.")
     threads_per_rank: int = execution(0, ge=0, description="CPU threads per rank; 0 shares the cores evenly.")
 
     @field_validator("tasks")

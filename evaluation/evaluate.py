@@ -75,6 +75,7 @@ def evaluate(settings: EvaluateConfig, inputs: Mapping[str, Artifact], workspace
         batch_tokens=settings.batch_tokens,
         data_parallel=settings.data_parallel,
         threads_per_rank=settings.threads_per_rank,
+        device=settings.device,
         logs=workspace.path / "logs",
     )
     subsets = [name or "" for name in dataset.column("subset") or [""] * count][:count]

@@ -14,6 +14,8 @@ import torch.distributed as dist
 from evaluation.rows import Ints, Rows, RowScores, batches, padded_batch
 from evaluation.scoring import Job
 from training.checkpoint import load_model
+from training.device import choose_device, ranks_here
+from training.launch import tell
 from training.mesh import Mesh, build_mesh, init_ranks
 from training.model import compute_dtype
 from training.scoring import Scorer
@@ -22,8 +24,11 @@ from training.scoring import Scorer
 def score_job(path: Path) -> None:
     """Score the rows of a job file."""
     job = Job.from_json(path.read_text(encoding="utf-8"))
-    init_ranks(job.device, timeout_s=job.timeout_s)
-    mesh = build_mesh(job.layout, job.device)
+    device, note = choose_device(job.device, ranks_here(job.layout.world_size))
+    init_ranks(device, timeout_s=job.timeout_s)
+    mesh = build_mesh(job.layout, device)
+    if note is not None and dist.get_rank() == 0:
+        tell(note)
     rows = Rows.load(Path(job.folder) / "rows.npz")
     stage = load_model(Path(job.checkpoint), mesh, precision=job.precision, max_length=job.max_length)
     scorer = Scorer(stage, mesh, dtype=compute_dtype(job.precision))

@@ -12,7 +12,7 @@ from contracts.errors import InputError
 from contracts.json_text import parse_json
 from contracts.progress import Progress
 from evaluation.rows import Rows, RowScores
-from training.config import LayoutConfig, ModelConfig, Precision
+from training.config import DeviceSetting, LayoutConfig, ModelConfig, Precision
 from training.launch import run_ranks
 from training.step_folders import CheckpointInfo, read_info
 
@@ -31,7 +31,7 @@ class Job:
     folder: str
     layout: LayoutConfig
     precision: Precision
-    device: str
+    device: DeviceSetting
     batch_tokens: int
     max_length: int
     timeout_s: int = 1800
@@ -55,6 +55,7 @@ def score_rows(
     batch_tokens: int = 8192,
     data_parallel: int = 1,
     threads_per_rank: int = 0,
+    device: DeviceSetting = "auto",
     logs: Path | None = None,
 ) -> RowScores:
     """Score rows with the model in a native step folder, at the layout that wrote it.
@@ -64,6 +65,7 @@ def score_rows(
         logs: Where the ranks' logs are kept; a temporary folder if None.
 
     Raises:
+        ConfigError: CUDA is asked for, and there are fewer devices than ranks.
         InputError: A row is longer than the model's positions, or holds a token it does not know.
         ShardlineError: A rank failed; the message names its log.
     """
@@ -83,7 +85,7 @@ def score_rows(
             folder=folder,
             layout=_evaluable(layout, longest, model),
             precision=precision,
-            device=device(),
+            device=device,
             batch_tokens=batch_tokens,
             max_length=longest,
         )
@@ -96,6 +98,7 @@ def score_rows(
             log_dir=logs or Path(folder) / "logs",
             threads_per_rank=threads_per_rank,
             on_poll=lambda: _report(Path(folder) / "progress.json", progress),
+            on_note=progress.note,
         )
         return _gather(Path(folder), len(rows))
 
@@ -141,11 +144,6 @@ def _gather(folder: Path, count: int) -> RowScores:
         number = int(np.flatnonzero(np.isnan(log_prob))[0])
         raise InputError(f"row {number} has no finite log-probability: the weights hold NaN or infinite values.")
     return RowScores(log_prob, scored, greedy)
-
-
-def device() -> str:
-    """Return cuda where this machine has a device, without importing torch."""
-    return "cuda" if Path("/proc/driver/nvidia/gpus").is_dir() else "cpu"
 
 
 __all__ = ["CheckpointInfo", "Job", "score_rows"]

@@ -14,6 +14,7 @@ from preprocessing.splits import parse_split
 
 Family = Literal["gpt2", "llama"]
 Precision = Literal["float32", "bf16", "float64"]
+DeviceSetting = Literal["auto", "cpu", "cuda"]
 
 _FAMILY: dict[str, dict[str, Any]] = {
     "gpt2": {
@@ -212,7 +213,7 @@ class PretrainConfig(Settings):
     keep_last: PositiveInt = execution(2, description="Checkpoints kept while training; the last one always is.")
     log_interval: PositiveInt = execution(1, description="Steps between lines of metrics.jsonl.")
     threads_per_rank: int = execution(0, ge=0, description="CPU threads per rank; 0 shares the cores evenly.")
-    device: Literal["auto", "cpu", "cuda"] = execution("auto", description="auto takes CUDA where there is a device.")
+    device: DeviceSetting = execution("auto", description="auto takes CUDA where every rank has a device of its own.")
     stop_grace_s: PositiveInt = execution(
         120, description="Seconds that ranks get to save when the run is interrupted, before they are ended."
     )

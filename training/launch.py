@@ -28,6 +28,7 @@ _POLL_S = 0.2
 _TERMINATE_S = 35.0  # torchrun itself waits 30 s between asking its ranks to end and killing them
 _RANKS_PER_CORE = 16  # a larger layout is meant for more machines, or a slip of the pen
 LOG_DIR_VARIABLE = "SHARDLINE_LOG_DIR"
+NOTES = "notes.txt"
 
 
 class _Terminated(BaseException):
@@ -44,6 +45,7 @@ def run_ranks(
     stop_file: Path | None = None,
     grace_s: float = 60.0,
     on_poll: Callable[[], None] | None = None,
+    on_note: Callable[[str], None] | None = None,
 ) -> None:
     """Run `python -m module arguments...` on `nproc` ranks of this machine and wait for them.
 
@@ -54,22 +56,25 @@ def run_ranks(
         threads_per_rank: CPU threads of a rank; 0 shares the cores evenly.
         stop_file: Made when the launcher is interrupted, to ask the ranks to save and end.
         grace_s: Time they get for that.
-        on_poll: Called a few times a second while the ranks run.
+        on_poll: Called a few times a second while the ranks run, and once after they ended.
+        on_note: Is given what ranks say with `tell`.
 
     Raises:
         ConfigError: There are far more ranks than this machine can carry.
         ShardlineError: A rank failed; has its message, or its last line, and the log's path. The
             kind of error is that of the rank.
     """
-    cores = len(os.sched_getaffinity(0))
-    if nproc > _RANKS_PER_CORE * cores:
-        raise ConfigError(
-            f"The layout needs {nproc} ranks on this machine, which has {cores} core{'s'[: cores > 1]}; up to "
-            f"{_RANKS_PER_CORE * cores} are started here. Lower a degree of the layout."
-        )
+    _require_cores(nproc)
     _prepare_logs(log_dir)
     if stop_file is not None:
         stop_file.unlink(missing_ok=True)
+    notes = _Notes(log_dir / NOTES, on_note)
+
+    def look() -> None:
+        notes.pass_on()
+        if on_poll is not None:
+            on_poll()
+
     command = [sys.executable, "-m", "training.launch", str(os.getpid()), "--standalone", "--nnodes=1"]
     command += [f"--nproc-per-node={nproc}", "-m", module, *arguments]
     with (log_dir / "launcher.log").open("wb") as log, _termination_as_exception():
@@ -81,20 +86,59 @@ def run_ranks(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        try:
-            while process.poll() is None:
-                if on_poll is not None:
-                    on_poll()
-                time.sleep(_POLL_S)
-        except BaseException:
-            _stop(process, stop_file, grace_s)
-            raise
-        finally:
-            _kill_session(process)
-    if on_poll is not None:
-        on_poll()
+        _wait(process, look, stop_file, grace_s)
+    look()
     if process.returncode != 0:
         raise _failure(log_dir, process.returncode)
+
+
+def _require_cores(nproc: int) -> None:
+    cores = len(os.sched_getaffinity(0))
+    if nproc > _RANKS_PER_CORE * cores:
+        raise ConfigError(
+            f"The layout needs {nproc} ranks on this machine, which has {cores} core{'s'[: cores > 1]}; up to "
+            f"{_RANKS_PER_CORE * cores} are started here. Lower a degree of the layout."
+        )
+
+
+def _wait(process: subprocess.Popen[bytes], look: Callable[[], None], stop_file: Path | None, grace_s: float) -> None:
+    """Wait for the ranks, looking at what they leave; whatever happens meanwhile, none of them is left behind."""
+    try:
+        while process.poll() is None:
+            look()
+            time.sleep(_POLL_S)
+    except BaseException:
+        _stop(process, stop_file, grace_s)
+        raise
+    finally:
+        _kill_session(process)
+
+
+class _Notes:
+    """Passes on the lines that ranks leave with `tell`, each once."""
+
+    def __init__(self, path: Path, on_note: Callable[[str], None] | None) -> None:
+        self._path, self._on_note = path, on_note
+        self._offset = 0
+
+    def pass_on(self) -> None:
+        if self._on_note is None or not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            whole = file.read().rpartition(b"\n")[0]
+        if whole:
+            self._offset += len(whole) + 1
+            for line in whole.decode("utf-8", errors="replace").splitlines():
+                self._on_note(line)
+
+
+def tell(text: str) -> None:
+    """Say a line to the user, from a rank: it goes to the rank's log and to the progress of the stage."""
+    print(text, flush=True)
+    if folder := os.environ.get(LOG_DIR_VARIABLE):
+        with (Path(folder) / NOTES).open("a", encoding="utf-8") as file:
+            file.write(f"{text}\n")
 
 
 @contextlib.contextmanager
@@ -133,8 +177,8 @@ def _prepare_logs(log_dir: Path) -> None:
     log_dir.mkdir(parents=True, exist_ok=True)
     for path in log_dir.glob("*.log"):
         path.replace(path.with_suffix(".log.1"))
-    for path in log_dir.glob("rank-*.error.json"):
-        path.unlink()
+    for path in (*log_dir.glob("rank-*.error.json"), log_dir / NOTES):
+        path.unlink(missing_ok=True)
 
 
 def _stop(process: subprocess.Popen[bytes], stop_file: Path | None, grace_s: float) -> None:

@@ -13,10 +13,10 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from contracts.errors import ConfigError
 from training.config import PretrainConfig
+from training.device import choose_device, ranks_here
 from training.flops import step_flops_per_token
-from training.launch import rank_main
+from training.launch import rank_main, tell
 from training.metrics import METRICS, MetricsWriter
 
 if TYPE_CHECKING:
@@ -104,9 +104,11 @@ def train(job: Job, open_samples: Callable[[Job, str], "SampleSource"]) -> None:
     from training.mesh import build_mesh, init_ranks
     from training.trainer import Trainer, full_precision_matmul
 
-    device = _device(config)
+    device, note = choose_device(config.device, ranks_here(config.layout.world_size))
     init_ranks(device, timeout_s=config.timeout_s)
     mesh = build_mesh(config.layout, device)
+    if note is not None and dist.get_rank() == 0:
+        tell(note)
     full_precision_matmul(mesh.device)
     trainer = Trainer(config, mesh)
     if job.resume_from is not None:
@@ -118,20 +120,6 @@ def train(job: Job, open_samples: Callable[[Job, str], "SampleSource"]) -> None:
         (Path(job.output) / "logs" / "result.json").write_text(json.dumps(asdict(result)), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()
-
-
-def _device(config: PretrainConfig) -> str:
-    if config.device != "auto":
-        return config.device
-    import torch
-
-    devices, ranks = torch.cuda.device_count(), config.layout.world_size
-    if 0 < devices < ranks:
-        raise ConfigError(
-            f"The layout needs {ranks} ranks, and this machine has {devices} CUDA device{'s'[: devices > 1]}. "
-            "Lower a degree of the layout, or set device: cpu."
-        )
-    return "cuda" if devices else "cpu"
 
 
 def run(trainer: "Trainer", job: Job, train_source: "SampleSource", valid_source: "SampleSource | None") -> Result:

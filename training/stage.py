@@ -156,6 +156,7 @@ def _train(settings: PretrainConfig, index: Artifact, latest: StepFolder | None,
         stop_file=Path(job.stop_file),
         grace_s=settings.stop_grace_s,
         on_poll=follower.look,
+        on_note=workspace.progress.note,
     )
     done = json.loads((logs / "result.json").read_text(encoding="utf-8"))["step"]
     if done < settings.train_steps:

@@ -46,6 +46,15 @@ def test_a_users_mistake_on_a_rank_is_shown_as_it_was_worded(tmp_path: Path) -> 
     _assert_gone(tmp_path)
 
 
+def test_what_a_rank_tells_reaches_the_user_once_and_its_log(tmp_path: Path) -> None:
+    notes: list[str] = []
+
+    _run("tell", tmp_path, on_note=notes.append)
+
+    assert notes == ["the first note", "the second note"]
+    assert "the second note" in (tmp_path / "logs" / "rank-0.log").read_text()
+
+
 def test_a_crash_is_one_line_with_the_log_that_has_the_rest(tmp_path: Path) -> None:
     with pytest.raises(ShardlineError) as caught:
         _run("crash", tmp_path)

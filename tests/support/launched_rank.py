@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from contracts.errors import ConfigError
-from training.launch import rank_main
+from training.launch import rank_main, tell
 
 
 def main(arguments: list[str]) -> None:
@@ -25,6 +25,9 @@ def main(arguments: list[str]) -> None:
     if mode == "environment":
         names = ("PYTHONSAFEPATH", "GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS")
         (Path(folder) / f"environment-{rank}").write_text(" ".join(os.environ[name] for name in names))
+    if mode == "tell" and rank == 0:
+        tell("the first note")
+        tell("the second note")
     if mode == "wait":
         stop = Path(folder) / "stop"
         while not stop.exists():

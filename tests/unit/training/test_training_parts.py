@@ -168,14 +168,3 @@ def test_settings_survive_a_round_trip_through_json() -> None:
     config = tiny_config("llama", (2, 2, 1))
 
     assert PretrainConfig.model_validate(json.loads(json.dumps(config.model_dump(mode="json")))) == config
-
-
-def test_too_few_devices_are_an_error_and_not_a_quiet_run_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    from training.rank import _device
-
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-
-    with pytest.raises(ConfigError, match=r"needs 2 ranks, and this machine has 1 CUDA device\. Lower a degree"):
-        _device(tiny_config("gpt2", (2, 1, 1)))
-    assert _device(tiny_config("gpt2")) == "cuda"
-    assert _device(tiny_config("gpt2", (2, 1, 1), device="cpu")) == "cpu"
