@@ -42,4 +42,4 @@ def with_absolute_paths(document: Document, folder: Path, dotted: Iterable[str])
 
 
 def _absolute(text: str, folder: Path) -> str:
-    return text if "://" in text else str(folder / user_path(text))
+    return text if not text or "://" in text else str(folder / user_path(text))

@@ -8,6 +8,8 @@ from contracts.store import ArtifactStore
 from flows.engine import Planned
 from flows.pipeline import PipelineConfig
 
+HOPPER_FLOPS_PER_S = 4e14
+
 
 def differences(planned: Planned, store: ArtifactStore) -> list[str]:
     """Say, field by field, how a step differs from the nearest build of its stage."""
@@ -35,4 +37,11 @@ def cost_of(config: PipelineConfig, planned: Sequence[Planned]) -> dict[str, Any
         if size is None:
             return {}
         settings = with_vocab_size(settings, int(size))
-    return estimate(settings).as_lines()
+    estimated = estimate(settings)
+    kept = settings.keep_last + sum(target.to == "native" for target in config.reshape)
+    hours = estimated.seconds(HOPPER_FLOPS_PER_S) * estimated.num_ranks / 3600
+    return {
+        **estimated.as_lines(),
+        "disk for checkpoints": f"{kept * estimated.checkpoint_bytes / 2**30:.2f} GiB ({kept} kept)",
+        "device-hours": f"{hours:.3g} at 400 TFLOP/s a device (a Hopper GPU at 40 %)",
+    }

@@ -33,3 +33,15 @@ def artifact_at(reference: str, store: ArtifactStore, kinds: tuple[str, ...] = (
     if kinds and artifact.kind not in kinds:
         raise ConfigError(f"{reference} is a {artifact.kind}; a {' or '.join(kinds)} is needed here.")
     return artifact
+
+
+def artifact_of(reference: str, store: ArtifactStore, kinds: tuple[str, ...]) -> Artifact:
+    """Return the artifact that a reference names.
+
+    Raises:
+        ConfigError: It names none, or one of another kind.
+    """
+    artifact = artifact_at(reference, store, kinds)
+    if artifact is None:
+        raise ConfigError(f"{reference} is no artifact; a {' or '.join(kinds)} artifact is needed here.")
+    return artifact

@@ -63,6 +63,21 @@ def run_one(
     return artifact
 
 
+def built_on_the_way(
+    stage: Stage[Any],
+    settings: Settings,
+    store: ArtifactStore,
+    *,
+    inputs: Mapping[str, Artifact] | None = None,
+    label: str,
+) -> Artifact:
+    """Build what a command needs first, in the store and with its progress shown."""
+    from flows.terminal import TerminalProgress, error_console
+
+    with TerminalProgress(stage.name, error_console()) as progress:
+        return stage.run(settings, inputs=inputs, store=ArtifactStore(store.root), progress=progress, label=label)
+
+
 Datasets = Annotated[
     list[str] | None,
     typer.Option(

@@ -116,8 +116,12 @@ class IndexConfig(Settings):
     samples: int | None = Field(
         None, ge=0, description="Training samples, repeating the data as needed. Empty: one epoch."
     )
-    valid_samples: int | None = Field(None, ge=0, description="Validation samples. Empty: one epoch.")
-    test_samples: int | None = Field(None, ge=0, description="Test samples. Empty: one epoch.")
+    valid_samples: int | None = Field(
+        None,
+        ge=0,
+        description="Validation samples. Empty: one epoch; in a weighted blend, the split's share of samples.",
+    )
+    test_samples: int | None = Field(None, ge=0, description="Test samples. Empty: as valid_samples.")
     seed: int = Field(1234, ge=0, lt=2**32, description="Seed of the order of documents and samples.")
     split: str = Field("100,0,0", description="Weights of train, valid and test, by position in the dataset.")
 

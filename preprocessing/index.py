@@ -109,22 +109,34 @@ def build_index(
 
 def _splits(settings: IndexConfig, datasets: Sequence[TokenDataset]) -> list[_Split]:
     """List the splits to build; those of no width, or of which 0 samples are asked, are left out."""
+    shares = parse_split(settings.split)
     asked = (settings.samples, settings.valid_samples, settings.test_samples)
+    is_weighted = settings.weights is not None and len(datasets) > 1
     found = []
-    for name, bounds, num_samples in zip(SPLITS, parse_split(settings.split), asked, strict=True):
+    for name, bounds, num_samples in zip(SPLITS, shares, asked, strict=True):
         if bounds is None and num_samples and name != "train":
             raise ConfigError(
                 f"index.{name}_samples is {num_samples}, but index.split {settings.split!r} leaves nothing for {name}."
             )
         if bounds is None or num_samples == 0:
             continue
-        if num_samples is None and settings.weights is not None and len(datasets) > 1:
-            raise ConfigError(
-                f"index.weights need index.{'' if name == 'train' else name + '_'}samples, since the split "
-                f"{settings.split!r} gives {name} a share: a weighted blend has no natural end. Set it, or 0 for none."
-            )
+        if num_samples is None and is_weighted:
+            # A weighted blend has no natural end, so the other splits follow from the training samples.
+            num_samples = _share_of_samples(name, bounds, shares[0], settings)
         found.append(_Split(name, bounds, num_samples))
     return found
+
+
+def _share_of_samples(
+    name: str, bounds: tuple[float, float], train: tuple[float, float] | None, settings: IndexConfig
+) -> int:
+    """Samples of a split of a weighted blend, in the proportion of its width to that of train."""
+    if name == "train" or settings.samples is None or train is None:
+        raise ConfigError(
+            f"index.weights need index.{'' if name == 'train' else name + '_'}samples: a weighted blend has no natural "
+            "end. Set it (--samples), or 0 for none."
+        )
+    return max(1, round(settings.samples * (bounds[1] - bounds[0]) / (train[1] - train[0])))
 
 
 def _build_part(

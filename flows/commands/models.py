@@ -8,6 +8,7 @@ import typer
 
 from contracts.artifact import Artifact
 from contracts.errors import ConfigError
+from contracts.json_text import parse_json
 from contracts.store import ArtifactStore
 from flows.options import (
     ConfigOption,
@@ -20,8 +21,8 @@ from flows.options import (
     show,
     store_at,
 )
-from flows.references import artifact_at
-from flows.single_stage import Datasets, datasets_among, run_one
+from flows.references import artifact_at, artifact_of
+from flows.single_stage import Datasets, built_on_the_way, datasets_among, run_one
 
 CheckpointOption = Annotated[
     str, typer.Option("--checkpoint", help="Checkpoint: path, artifact name or fingerprint prefix.", metavar="PATH")
@@ -213,7 +214,7 @@ def heldout_dataset(data: str, checkpoint: Path, store: ArtifactStore) -> Artifa
     if tokenizer is None:
         raise ConfigError(f"{checkpoint} carries no tokenizer, so the text {data} cannot be tokenized for it.")
     settings = IngestConfig(sources=(data,), tokenizer=str(tokenizer), append_eod=False)
-    return INGEST.run(settings, store=ArtifactStore(store.root), label="heldout")
+    return built_on_the_way(INGEST, settings, store, label="heldout")
 
 
 def native_checkpoint(reference: str, store: ArtifactStore) -> Artifact | None:
@@ -232,7 +233,7 @@ def native_checkpoint(reference: str, store: ArtifactStore) -> Artifact | None:
     print(f"{reference} is no native checkpoint; reading it into the store {store.root} first.", file=sys.stderr)
     settings = ReshapeConfig(checkpoint=None if found is not None else reference)
     inputs = {"checkpoint": found} if found is not None else {}
-    return RESHAPE.run(settings, inputs=inputs, store=ArtifactStore(store.root), label="imported")
+    return built_on_the_way(RESHAPE, settings, store, inputs=inputs, label="imported")
 
 
 def score(
@@ -241,27 +242,33 @@ def score(
         Path, typer.Option("--input", help="JSONL with context and continuation in each line.", metavar="FILE.jsonl")
     ],
     step: StepOption = None,
-    batch_tokens: Annotated[int, typer.Option(help="Tokens in one forward pass.")] = 8192,
+    batch_tokens: Annotated[int, typer.Option(help="Tokens in one forward pass.", min=1)] = 8192,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File for the results. Default: stdout.")
     ] = None,
     store: StoreOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Score continuations: for each line the log-probability, its token count, and whether it is greedy.
 
     Example: [bold]shardline score --checkpoint run --input pairs.jsonl[/bold]
     """
+    from contracts.files import write_atomically
     from evaluation.score import score_file
     from flows.terminal import TerminalProgress, error_console
 
+    if output is not None and not output.resolve().parent.is_dir():
+        raise ConfigError(f"--output {output}: the folder {output.resolve().parent} does not exist. Make it first.")
     found = native_checkpoint(checkpoint, store_at(store))
     path = found.path if found is not None else Path(checkpoint)
     with TerminalProgress("score", error_console()) as progress:
         lines = score_file(path, input_file, step=step, batch_tokens=batch_tokens, progress=progress)
     if output is not None:
-        output.write_text("".join(lines), encoding="utf-8")
-        print(f"{len(lines)} results in {output}")
-    else:
+        write_atomically(output, "".join(lines))
+        print(f"{len(lines)} results in {output}", file=sys.stderr)
+    if as_json:
+        show({"checkpoint": str(path), "results": [parse_json(line) for line in lines]})
+    elif output is None:
         sys.stdout.writelines(lines)
 
 
@@ -287,11 +294,11 @@ def report(
     from evaluation.stage import REPORT
 
     where = store_at(store, output)
-    inputs = {"checkpoint": where.find(checkpoint)}
+    inputs = {"checkpoint": artifact_of(checkpoint, where, ("checkpoint", "model"))}
     if dataset is not None:
-        inputs["dataset"] = where.find(dataset)
+        inputs["dataset"] = artifact_of(dataset, where, ("dataset",))
     for n, reference in enumerate(evaluation or ()):
-        item = where.find(reference)
+        item = artifact_of(reference, where, ("evaluation",))
         inputs[f"evaluation.{item.manifest.label}" if n == 0 else f"evaluation.{item.manifest.label}.{n}"] = item
     settings = settings_of(ReportConfig, "report", config, overrides, {})
     run_one(REPORT, settings, where, inputs=inputs, as_json=as_json, hints=["open {path}/report.html"])

@@ -287,3 +287,43 @@ def test_several_words_may_follow_one_flag() -> None:
 
     alone = ["--source", "a", "--source", "b", "--tokenizer", "t", "--source", "c", "-s", "x=1"]
     assert spread(words) == ["ingest", *alone]
+
+
+def test_the_flags_of_a_blend_are_enough(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, case in (("a", "ING-27/hundred_docs.jsonl"), ("b", "ING-29/t130.jsonl")):
+        source = ("--source", CASES / case, "--tokenizer", TOKENIZERS / "byte257", "--output", name)
+        assert shardline(capsys, "ingest", *source).code == 0
+
+    blend = ("--dataset", "a", "b", "--weights", ".3", ".7", "--split", "90,10,0", "--samples", "50")
+    outcome = shardline(capsys, "index", *blend, "--seq-length", "4", "--output", "blend", "--json")
+
+    assert outcome.code == 0, outcome.err
+    assert Path("blend/train_dataset_index.npy").is_file()
+    assert Path("blend/valid_dataset_sample_index.npy").is_file()
+
+
+def test_an_artifact_of_another_kind_is_refused_by_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    ingest(capsys, "ING-01/corpus.jsonl")
+
+    outcome = shardline(capsys, "report", "--checkpoint", "out", "--output", "page")
+
+    assert outcome.code == 2
+    assert "out is a dataset; a checkpoint or model is needed here" in outcome.err
+
+
+def test_paths_in_a_settings_file_are_relative_to_it(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("sub").mkdir()
+    Path("sub/texts.jsonl").write_bytes((CASES / "ING-01" / "corpus.jsonl").read_bytes())
+    Path("sub/ingest.yaml").write_text(f"sources: [texts.jsonl]\ntokenizer: {TOKENIZERS / 'byte257'}\n")
+
+    outcome = shardline(capsys, "ingest", "--config", "sub/ingest.yaml", "--output", "out", "--json")
+
+    assert outcome.data["documents"] == 3
+
+
+def test_a_live_flow_beats_often_enough_for_the_rule_that_finds_dead_ones(tmp_path: Path) -> None:
+    from flows.servers import SILENT_S, Servers, client_environment
+
+    environment = client_environment(Servers("http://127.0.0.1:1", "http://127.0.0.1:2", {}), tmp_path)
+
+    assert SILENT_S >= 3 * int(environment["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"])
