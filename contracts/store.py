@@ -22,6 +22,7 @@ from contracts.files import folders_in, hidden_storage_error, storage_error, syn
 from contracts.fingerprint import SHORT_HEX, Recipe, canonical_json
 from contracts.json_text import parse_json
 from contracts.lease import LOCK, Holder, Lease, lease_holder
+from contracts.outputs import outputs_of, remember_output
 from contracts.progress import Progress, SilentProgress
 from contracts.provenance import masked, provenance
 from contracts.references import find_artifact
@@ -145,6 +146,8 @@ class ArtifactStore:
                 with Lease(path, name=self.relative(path), progress=progress) as lease:
                     if not force and (done := self._done(kind, label, recipe, inputs)) is not None:
                         return done
+                    if self.output is not None:
+                        self._remember(kind, path)
                     workspace = self._open(path, recipe, progress, force=force)
                     try:
                         summary = work(workspace)
@@ -164,6 +167,10 @@ class ArtifactStore:
             if (known := known or hidden_storage_error(error, path)) is not None:
                 raise known from error
             raise
+
+    def _remember(self, kind: str, path: Path) -> None:
+        with contextlib.suppress(OSError):  # a read-only store does not keep anybody from writing elsewhere
+            remember_output(self.root, kind, path)
 
     def _done(self, kind: str, label: str, recipe: Recipe, inputs: Mapping[str, Artifact]) -> Artifact | None:
         is_done = self.state(kind, label, recipe, inputs) == "done"
@@ -263,17 +270,23 @@ class ArtifactStore:
         return path.resolve().as_posix()
 
     def artifacts(self, *, on_broken: Callable[[InputError], None] | None = None) -> Iterator[Artifact]:
-        """List the complete artifacts of the store, in the order of kinds and names.
+        """List the complete artifacts of the store, in the order of kinds and names, then those built outside.
 
         Args:
             on_broken: Told of each manifest that cannot be read, which is then skipped; without
                 it a warning is logged.
         """
+        for _, path in self._folders():
+            artifact = self.read_or_tell(path, on_broken)
+            if artifact is not None:
+                yield artifact
+
+    def _folders(self) -> Iterator[tuple[str, Path]]:
+        """List kind and folder of every artifact, complete or not."""
         for kind in KINDS:
             for name in folders_in(self.root / kind):
-                artifact = self.read_or_tell(self.root / kind / name, on_broken)
-                if artifact is not None:
-                    yield artifact
+                yield kind, self.root / kind / name
+        yield from outputs_of(self.root)
 
     def read_or_tell(self, path: Path, on_broken: Callable[[InputError], None] | None = None) -> Artifact | None:
         try:
@@ -286,16 +299,14 @@ class ArtifactStore:
 
     def builds(self) -> Iterator[Build]:
         """List the artifacts that are not complete: running, or left by a run that was stopped."""
-        for kind in KINDS:
-            for name in folders_in(self.root / kind):
-                path = self.root / kind / name
-                if (path / MANIFEST).exists():
-                    continue
-                try:
-                    report = parse_json((path / PROGRESS).read_text(encoding="utf-8"))
-                except (OSError, ValueError):
-                    report = {}
-                yield Build(path, kind, lease_holder(path), report if isinstance(report, dict) else {})
+        for kind, path in self._folders():
+            if (path / MANIFEST).exists():
+                continue
+            try:
+                report = parse_json((path / PROGRESS).read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                report = {}
+            yield Build(path, kind, lease_holder(path), report if isinstance(report, dict) else {})
 
     def find(self, reference: str) -> Artifact:
         """Find an artifact by path, by name (`label-fingerprint`), or by a prefix of its fingerprint.
