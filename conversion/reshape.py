@@ -61,8 +61,10 @@ def source_path(settings: ReshapeConfig, inputs: Mapping[str, Artifact]) -> Path
     """Return the folder of the source.
 
     Raises:
-        ConfigError: Neither an artifact nor a path is given.
+        ConfigError: Neither an artifact nor a path is given, or both are.
     """
+    if "checkpoint" in inputs and settings.checkpoint is not None:
+        raise ConfigError("reshape: both a checkpoint artifact and reshape.checkpoint are given. Keep one.")
     if "checkpoint" in inputs:
         return inputs["checkpoint"].path
     if settings.checkpoint is None:

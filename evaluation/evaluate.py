@@ -102,6 +102,8 @@ def evaluate(settings: EvaluateConfig, inputs: Mapping[str, Artifact], workspace
 
 
 def _checkpoint(settings: EvaluateConfig, inputs: Mapping[str, Artifact]) -> Path:
+    if "checkpoint" in inputs and settings.checkpoint is not None:
+        raise ConfigError("evaluate: both a checkpoint artifact and evaluate.checkpoint are given. Keep one.")
     if "checkpoint" in inputs:
         return inputs["checkpoint"].path
     if settings.checkpoint is None:
@@ -110,6 +112,8 @@ def _checkpoint(settings: EvaluateConfig, inputs: Mapping[str, Artifact]) -> Pat
 
 
 def _data(settings: EvaluateConfig, inputs: Mapping[str, Artifact]) -> Path:
+    if "dataset" in inputs and settings.data is not None:
+        raise ConfigError("evaluate: both a dataset artifact and evaluate.data are given. Keep one.")
     if "dataset" in inputs:
         return inputs["dataset"].path
     if settings.data is None:

@@ -25,6 +25,7 @@ def _report(settings: ReportConfig, inputs: Mapping[str, Artifact], workspace: W
 
 def _raw_files(settings: EvaluateConfig) -> dict[str, Path]:
     from evaluation.checkpoint import step_folder_of, tokenizer_path_of
+    from preprocessing.dataset import pair_files
 
     files: dict[str, Path] = {}
     if settings.checkpoint is not None:
@@ -33,12 +34,25 @@ def _raw_files(settings: EvaluateConfig) -> dict[str, Path]:
         if (tokenizer := tokenizer_path_of(checkpoint)) is not None:
             files["checkpoint/tokenizer.json"] = tokenizer / "tokenizer.json"
     if settings.data is not None:
-        prefix = settings.data.removesuffix(".bin").removesuffix(".idx")
-        files |= {f"data{suffix}": Path(f"{prefix}{suffix}") for suffix in (".bin", ".idx")}
+        files |= {f"data{name}": file for name, file in pair_files(settings.data).items()}
     return files
 
 
+def _raw(settings: EvaluateConfig) -> dict[str, str]:
+    """Name a dataset artifact given by path by its content."""
+    from preprocessing.dataset import artifact_content
+
+    content = artifact_content(settings.data) if settings.data is not None else None
+    return {} if content is None else {"data": content}
+
+
 EVALUATE = Stage(
-    name="evaluate", version=1, kind="evaluation", settings=EvaluateConfig, work=_evaluate, raw_files=_raw_files
+    name="evaluate",
+    version=1,
+    kind="evaluation",
+    settings=EvaluateConfig,
+    work=_evaluate,
+    raw_files=_raw_files,
+    raw=_raw,
 )
 REPORT = Stage(name="report", version=1, kind="report", settings=ReportConfig, work=_report)

@@ -168,6 +168,37 @@ class TokenDataset:
         return [rows[int(number)] for number in documents]
 
 
+def pair_files(path: str | Path) -> dict[str, Path]:
+    """Name the files of foreign pairs, for the digests of a stage that is given them by path.
+
+    Args:
+        path: As for `TokenDataset`.
+
+    Returns:
+        `.bin` and `.idx` of a prefix; `/NAME.bin` and `/NAME.idx` of each pair in a folder; {} of an artifact.
+    """
+    path = user_path(path)
+    if (path / MANIFEST).is_file():
+        return {}
+    prefixes = {"": pair_prefix(path)}
+    if path.is_dir():
+        prefixes = {f"/{file.stem}": pair_prefix(file) for file in sorted(path.glob("*.idx"))}
+    return {
+        f"{name}{suffix}": prefix.with_name(f"{prefix.name}{suffix}")
+        for name, prefix in prefixes.items()
+        for suffix in (".bin", ".idx")
+    }
+
+
+def artifact_content(path: str | Path) -> str | None:
+    """Return the content digest of a dataset artifact that is given by path; None for foreign pairs.
+
+    The manifest itself also tells when and where it was built, so its digest would tell equal datasets apart.
+    """
+    path = user_path(path)
+    return read_artifact(path).manifest.content if (path / MANIFEST).is_file() else None
+
+
 def _artifact_at(path: Path) -> Artifact | None:
     if not path.is_dir():
         return None

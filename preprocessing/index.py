@@ -18,14 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from contracts.artifact import MANIFEST, Artifact, read_artifact
+from contracts.artifact import Artifact
 from contracts.errors import ConfigError, InputError
-from contracts.files import user_path
+from contracts.files import user_path, write_atomically
 from contracts.stage import Stage
 from contracts.store import Workspace
 from preprocessing.config import IndexConfig
-from preprocessing.dataset import TokenDataset
-from preprocessing.indexed_dataset import pair_prefix
+from preprocessing.dataset import TokenDataset, artifact_content, pair_files
 from preprocessing.kernels import blend, blend_exhaustively
 from preprocessing.sample_index import SampleIndex, build_sample_index
 from preprocessing.sources import recorded_path
@@ -96,9 +95,7 @@ def build_index(
         "datasets": [dataset.identity for dataset in datasets],
         "splits": splits,
     }
-    temporary = folder / f"{INDEX_FILE}.tmp"
-    temporary.write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(folder / INDEX_FILE)
+    write_atomically(folder / INDEX_FILE, json.dumps(description, indent=1) + "\n", is_durable=False)
     return {
         "seq_length": settings.seq_length,
         **{f"{name}_samples": numbers["samples"] for name, numbers in splits.items()},
@@ -257,24 +254,18 @@ def _dataset_paths(settings: IndexConfig, inputs: Mapping[str, Artifact]) -> lis
 
 def _raw(settings: IndexConfig) -> dict[str, str]:
     """Name artifacts given by path by their content."""
-    found = {}
-    for number, path in enumerate(settings.datasets):
-        if (user_path(path) / MANIFEST).is_file():
-            found[f"dataset{number}"] = read_artifact(user_path(path)).manifest.content
-    return found
+    found = {f"dataset{number}": artifact_content(path) for number, path in enumerate(settings.datasets)}
+    return {name: content for name, content in found.items() if content is not None}
 
 
 def _raw_files(settings: IndexConfig) -> dict[str, Path]:
     """Name foreign pairs by their `.idx`: it alone decides the indices, and it is small."""
-    found = {}
-    for number, text in enumerate(settings.datasets):
-        path = user_path(text)
-        if (path / MANIFEST).is_file():
-            continue
-        prefixes = [pair_prefix(file) for file in sorted(path.glob("*.idx"))] if path.is_dir() else [pair_prefix(path)]
-        for prefix in prefixes:
-            found[f"dataset{number}/{prefix.name}.idx"] = prefix.with_name(f"{prefix.name}.idx")
-    return found
+    return {
+        f"dataset{number}/{file.name}": file
+        for number, path in enumerate(settings.datasets)
+        for file in pair_files(path).values()
+        if file.suffix == ".idx"
+    }
 
 
 INDEX = Stage(

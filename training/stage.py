@@ -61,10 +61,12 @@ def pretrain(settings: PretrainConfig, inputs: Mapping[str, Artifact], workspace
 def _datasets(settings: PretrainConfig, inputs: Mapping[str, Artifact]) -> list[Artifact]:
     """The dataset artifacts; plain .bin/.idx prefixes have none."""
     found = [inputs[name] for name in sorted(inputs, key=_number) if name.startswith("dataset")]
-    if found or not settings.datasets:
-        if not found:
-            raise ConfigError("pretrain has no dataset. Give one or more with --dataset, or set pretrain.datasets.")
+    if found and settings.datasets:
+        raise ConfigError("pretrain: both dataset artifacts and pretrain.datasets are given. Keep one.")
+    if found:
         return found
+    if not settings.datasets:
+        raise ConfigError("pretrain has no dataset. Give one or more with --dataset, or set pretrain.datasets.")
     paths = [user_path(text) for text in settings.datasets]
     return [read_artifact(path) for path in paths if (path / MANIFEST).is_file()]
 
@@ -216,19 +218,30 @@ def _summary(settings: PretrainConfig, index: Artifact, workspace: Workspace) ->
     return summary
 
 
+def _raw(settings: PretrainConfig) -> dict[str, str]:
+    """Name artifacts given by path by their content."""
+    from preprocessing.dataset import artifact_content
+
+    found = {f"dataset{number}": artifact_content(path) for number, path in enumerate(settings.datasets)}
+    return {name: content for name, content in found.items() if content is not None}
+
+
 def _raw_files(settings: PretrainConfig) -> dict[str, Path]:
-    files: dict[str, Path] = {}
-    for number, text in enumerate(settings.datasets):
-        path = user_path(text)
-        if (path / MANIFEST).is_file():
-            files[f"dataset{number}"] = path / MANIFEST
-        else:
-            prefix = text.removesuffix(".bin").removesuffix(".idx")
-            files[f"dataset{number}.bin"] = user_path(f"{prefix}.bin")
-            files[f"dataset{number}.idx"] = user_path(f"{prefix}.idx")
-    return files
+    from preprocessing.dataset import pair_files
+
+    return {
+        f"dataset{number}{name}": file
+        for number, path in enumerate(settings.datasets)
+        for name, file in pair_files(path).items()
+    }
 
 
 PRETRAIN = Stage(
-    name="pretrain", version=1, kind="checkpoint", settings=PretrainConfig, work=pretrain, raw_files=_raw_files
+    name="pretrain",
+    version=1,
+    kind="checkpoint",
+    settings=PretrainConfig,
+    work=pretrain,
+    raw_files=_raw_files,
+    raw=_raw,
 )
