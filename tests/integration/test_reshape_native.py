@@ -10,8 +10,11 @@ from ranks import run_on_ranks
 from training_cases import PatternSource, new_trainer, tiny_config
 
 from contracts.errors import ConfigError, InputError, ShardlineError
+from contracts.store import ArtifactStore
 from conversion.catalogue import equal_bits
+from conversion.config import ReshapeConfig
 from conversion.native import NativeCatalogue, open_native
+from conversion.stage import RESHAPE
 from training.checkpoint import save_checkpoint, whole_tensors
 from training.safe_pickle import read_dcp_metadata
 from training.step_folders import list_checkpoints, read_info
@@ -200,3 +203,17 @@ def test_a_manifest_that_contradicts_the_tensors_is_refused(tmp_path):
 
     with pytest.raises(InputError, match=r"layers\.0\.mlp\.up\.weight has the shape \[128, 32\].*\[64, 32\]"):
         convert(source, tmp_path / "target")
+
+
+def test_a_check_asked_for_later_is_really_made(tmp_path):
+    source = str(write_random(tmp_path / "source", random_model("gpt2")))
+    store = ArtifactStore(tmp_path / "store")
+
+    plain = RESHAPE.run(ReshapeConfig(checkpoint=source), store=store)
+    unchecked = RESHAPE.run(ReshapeConfig(checkpoint=source, verify=False), store=store)
+    compared = RESHAPE.run(ReshapeConfig(checkpoint=source, logits=True), store=store)
+
+    assert "logits_max_difference" not in plain.summary and "verified_tensors" not in unchecked.summary
+    assert compared.summary["logits_max_difference"] == 0.0
+    assert compared.summary["verified_tensors"] == plain.summary["verified_tensors"] > 0
+    assert len({plain.fingerprint, unchecked.fingerprint, compared.fingerprint}) == 3
