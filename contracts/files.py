@@ -23,6 +23,7 @@ _CURES = {
     errno.EEXIST: "A file stands where a folder is needed; remove it or choose another --store or --output",
     errno.ENAMETOOLONG: "Choose a shorter label or path",
     errno.EMFILE: "Raise the limit of open files (ulimit -n)",
+    errno.EFBIG: "Raise the limit on the size of a file (ulimit -f), or use a file system that holds larger ones",
     errno.ESTALE: "The network disk was mounted anew",
 }
 

@@ -1,13 +1,14 @@
 """The `shardline` command: puts the commands together, and turns errors into messages and exit codes.
 
 Exit codes: 0 done, 1 failed, 2 bad usage or configuration, 3 `plan` found work to do, 4 locked by
-another run, 130 interrupted.
+another run, 130 interrupted, 141 the reader of the output went away.
 """
 
 import errno
 import logging
 import os
 import re
+import signal
 import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
@@ -88,15 +89,24 @@ def _run(words: list[str], *, is_debug: bool) -> int:
     except KeyboardInterrupt:
         return _fail("interrupted; run the same command again to go on.", 130)
     except BrokenPipeError:
-        # The reader of a pipe (head, less) went away; nothing is wrong with the work.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return _reader_gone()
+    except SystemExit as end:
+        # The parser turns a broken pipe into a wordless exit code 1.
+        if isinstance(end.__context__, BrokenPipeError):
+            return _reader_gone()
+        raise
     except Exception as error:
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # the parser's own errors
             return _usage(error)
         if is_debug:
             raise
         return _fail(_unexpected(error), 1)
+
+
+def _reader_gone() -> int:
+    """End as programs do whose reader (head, less) went away: without a word, with the code of SIGPIPE."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return 128 + signal.SIGPIPE
 
 
 def _usage(error: Exception) -> int:
@@ -113,8 +123,9 @@ def _unexpected(error: Exception) -> str:
         )
     if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
         return f"{error.filename or 'a file'} may not be written or read ({error.strerror}). Check its permissions."
-    if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        return f"{os.fsdecode(error.filename)}: {error.strerror}. Check the path, and the disk it lies on."
+    if isinstance(error, OSError) and error.strerror:
+        where = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else "the system refused a file"
+        return f"{where}: {error.strerror}. Check the path, the disk it lies on, and the limits of the system (ulimit)."
     if isinstance(error, UnicodeEncodeError):
         name = str(error.object)[max(0, error.start - 60) : error.end + 60]
         return f"{name!r} is not valid UTF-8. Rename the file or folder."

@@ -2,11 +2,14 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from command_line import shardline
 
+ROOT = Path(__file__).parents[2]
 TOKENIZER = Path(__file__).parents[1] / "cases" / "_tokenizers" / "byte257"
 
 
@@ -61,6 +64,16 @@ def test_damaged_records_are_never_training_text_of_a_tokenizer(capsys: pytest.C
         code=1,
         says="damaged.jsonl.gz, line 1",
     )
+
+
+def test_a_reader_that_goes_away_ends_the_command_without_a_word() -> None:
+    command = [sys.executable, "-m", "flows.cli", "schema"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        _, err = process.communicate(timeout=60)
+
+    assert (process.returncode, err) == (141, b"")
 
 
 def test_verify_looks_at_the_recipe_and_at_folders_without_a_manifest(capsys: pytest.CaptureFixture[str]) -> None:
