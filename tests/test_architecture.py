@@ -41,6 +41,13 @@ HEAVY = {
 NO_TORCH = ("contracts", "preprocessing")
 # What the command line imports before it knows what to do.
 LIGHT_MODULES = ("config.py", "stage.py")
+# JSON from outside may be nested so deeply that json.loads raises RecursionError; parse_json does not.
+READS_JSON_ITSELF = {
+    "contracts/json_text.py",
+    "preprocessing/records.py",  # says of each record what is wrong with it
+    "preprocessing/tokenizer_training.py",  # what it wrote itself a line before
+    "conversion/safetensors_files.py",  # refuses names that stand twice
+}
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 
 MODULES = sorted(path for package in MAY_IMPORT for path in (ROOT / package).rglob("*.py"))
@@ -172,3 +179,15 @@ def test_every_module_opens_with_a_docstring():
         if ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) is None
     ]
     fail_with(wrong, "Say what goes in, what comes out and how:")
+
+
+def test_json_is_read_by_the_one_function_that_survives_hostile_text():
+    wrong = [
+        f"{name_of(path)}:{node.lineno} calls json.{node.func.attr}"
+        for path in MODULES
+        if name_of(path) not in READS_JSON_ITSELF
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("load", "loads")
+        if isinstance(node.func.value, ast.Name) and node.func.value.id in ("json", "orjson")
+    ]
+    fail_with(wrong, "Use contracts.json_text.parse_json:")

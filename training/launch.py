@@ -22,6 +22,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from contracts.errors import ConfigError, InputError, ShardlineError
+from contracts.json_text import parse_json
 
 _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.2
@@ -206,7 +207,7 @@ def _failure(log_dir: Path, returncode: int) -> ShardlineError:
     records = []
     for path in sorted(log_dir.glob("rank-*.error.json")):
         with contextlib.suppress(OSError, ValueError):
-            records.append(json.loads(path.read_text(encoding="utf-8")))
+            records.append(parse_json(path.read_text(encoding="utf-8")))
     if not records:
         how = f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
         return ShardlineError(

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from contracts.json_text import parse_json
 from training.config import PretrainConfig
 from training.device import choose_device, ranks_here
 from training.flops import step_flops_per_token
@@ -49,7 +50,7 @@ class Job:
 
     @classmethod
     def read(cls, path: Path) -> "Job":
-        return cls(**json.loads(path.read_text(encoding="utf-8")))
+        return cls(**parse_json(path.read_text(encoding="utf-8")))
 
 
 @dataclass(frozen=True)

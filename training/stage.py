@@ -4,7 +4,6 @@ The artifact holds step folders, `metrics.jsonl` and logs. The stage builds the 
 first, on the CPU, as an artifact of their own; then it starts the ranks and shows how far they are.
 """
 
-import json
 import math
 import shutil
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from pydantic import ValidationError
 from contracts.artifact import MANIFEST, Artifact, read_artifact
 from contracts.errors import ConfigError, ShardlineError
 from contracts.files import user_path
+from contracts.json_text import parse_json
 from contracts.stage import Stage
 from contracts.store import ArtifactStore
 from contracts.workspace import Workspace
@@ -160,7 +160,7 @@ def _train(settings: PretrainConfig, index: Artifact, latest: StepFolder | None,
         on_poll=follower.look,
         on_note=workspace.progress.note,
     )
-    done = json.loads((logs / "result.json").read_text(encoding="utf-8"))["step"]
+    done = parse_json((logs / "result.json").read_text(encoding="utf-8"))["step"]
     if done < settings.train_steps:
         raise ShardlineError(
             f"The run was asked to stop and saved step {done} of {settings.train_steps}. Run the same command to go on."
