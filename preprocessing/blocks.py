@@ -13,6 +13,7 @@ from preprocessing.sources import SourceFile
 
 BLOCK_BYTES = 2 * 2**20
 BLOCK_ROWS = 1024
+LINE_BYTES = 256 * 2**20  # a longer line is no document, but a damaged or hostile file
 
 
 @dataclass(frozen=True)
@@ -71,12 +72,18 @@ Block = LineBlock | RowBlock
 
 
 def file_blocks(
-    source: SourceFile, start: Position, *, keys: Sequence[str], block_bytes: int = BLOCK_BYTES
+    source: SourceFile,
+    start: Position,
+    *,
+    keys: Sequence[str],
+    block_bytes: int = BLOCK_BYTES,
+    line_bytes: int = LINE_BYTES,
 ) -> Iterator[Block]:
     """Cut one file into blocks, from `start` on.
 
     Args:
         keys: Keys of the text and the subset: the columns taken of a Parquet file.
+        line_bytes: A longer line counts as damage, so that memory stays bounded.
 
     Raises:
         DamagedStreamError: After the last whole line before the damage.
@@ -85,10 +92,12 @@ def file_blocks(
     kind = detect_kind(source.path)
     if kind == "parquet":
         return _row_blocks(source, start, keys)
-    return _line_blocks(source, start, kind, block_bytes)
+    return _line_blocks(source, start, kind, block_bytes, line_bytes)
 
 
-def _line_blocks(source: SourceFile, start: Position, kind: Kind, block_bytes: int) -> Iterator[LineBlock]:
+def _line_blocks(
+    source: SourceFile, start: Position, kind: Kind, block_bytes: int, line_bytes: int
+) -> Iterator[LineBlock]:
     pieces: list[bytes] = []
     pieces_bytes = 0
     to_skip = start.offset
@@ -113,6 +122,11 @@ def _line_blocks(source: SourceFile, start: Position, kind: Kind, block_bytes: i
             start = block.end
             pieces = [chunk[cut:]]
             pieces_bytes = len(pieces[0])
+        elif pieces_bytes > line_bytes:
+            line = start.line + sum(piece.count(b"\n") for piece in pieces)
+            reason = f"line {line} is longer than {line_bytes} bytes, which no record is"
+            damage = DamagedStreamError(source.name, reason, False)
+            break
     rest = b"".join(pieces)
     if damage is not None:
         rest = rest[: rest.rfind(b"\n") + 1]  # the line in which the damage begins is no record

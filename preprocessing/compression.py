@@ -12,6 +12,8 @@ from typing import BinaryIO, Literal, Protocol
 from contracts.errors import ConfigError, InputError
 
 READ_BYTES = 128 * 1024
+ZSTD_READ_BYTES = 4096  # zstd can blow bytes up 32,768 times: no call gives more than 128 MiB
+CHUNK_BYTES = 2**20
 ZSTD_WINDOW_LOG_MAX = 31  # `zstd --long=31`; memory follows the frame's own window, not this bound
 
 Kind = Literal["plain", "gzip", "zstd", "parquet"]
@@ -102,7 +104,7 @@ def decompressed_chunks(path: Path, kind: Kind, name: str) -> Iterator[tuple[byt
 
 def _decode(file: BinaryIO, kind: Kind, name: str) -> Iterator[tuple[bytes, int]]:
     decoder: _Decoder | None = None
-    while data := file.read(READ_BYTES):
+    while data := file.read(ZSTD_READ_BYTES if kind == "zstd" else READ_BYTES):
         while data:
             if decoder is None:
                 if kind == "gzip" and not data.strip(b"\0"):
@@ -112,8 +114,8 @@ def _decode(file: BinaryIO, kind: Kind, name: str) -> Iterator[tuple[bytes, int]
                 output = decoder.decompress(data)
             except Exception as error:  # zlib.error and zstandard.ZstdError have no common base
                 raise _damaged(name, kind, file.tell(), error) from error
-            if output:
-                yield output, file.tell()
+            for start in range(0, len(output), CHUNK_BYTES):
+                yield output[start : start + CHUNK_BYTES], file.tell()
             data = decoder.unused_data
             if decoder.eof:
                 decoder = None

@@ -1,0 +1,34 @@
+"""Small files that blow up: memory stays bounded, and the line is named."""
+
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from preprocessing.blocks import Position, file_blocks
+from preprocessing.compression import CHUNK_BYTES, DamagedStreamError, decompressed_chunks
+from preprocessing.sources import SourceFile
+
+
+def _write(path: Path, data: bytes) -> SourceFile:
+    path.write_bytes(zstandard.compress(data))
+    return SourceFile(path.name, path)
+
+
+def test_a_small_zstd_file_of_many_megabytes_comes_in_small_chunks(tmp_path: Path):
+    source = _write(tmp_path / "a.jsonl.zst", b" " * 2**25)
+
+    sizes = [len(chunk) for chunk, _ in decompressed_chunks(source.path, "zstd", source.name)]
+
+    assert source.path.stat().st_size < 5000
+    assert sum(sizes) == 2**25
+    assert max(sizes) <= CHUNK_BYTES
+
+
+def test_a_line_without_end_is_damage_after_the_whole_lines_before_it(tmp_path: Path):
+    source = _write(tmp_path / "a.jsonl.zst", b'{"text":"a"}\n{"text":"b"}\n' + b" " * 2**25)
+    blocks = file_blocks(source, Position(), keys=(), line_bytes=2**22)
+
+    assert next(blocks).data == b'{"text":"a"}\n{"text":"b"}\n'
+    with pytest.raises(DamagedStreamError, match=r"a.jsonl.zst: line 3 is longer than 4194304 bytes"):
+        next(blocks)
