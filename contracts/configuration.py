@@ -8,7 +8,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, ClassVar, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
@@ -36,6 +36,9 @@ _LARGEST = 2**63 - 1
 
 class Settings(BaseModel):
     """Base of all settings: frozen, unknown keys are errors, defaults are valid."""
+
+    habits: ClassVar[Mapping[str, str]] = {}
+    """Other tools' names of settings, for the question "did you mean"."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
@@ -143,7 +146,11 @@ def _explain(model: type[Settings], item: Any, path: tuple[str | int, ...]) -> s
     name = ".".join(str(part) for part in path) or "the settings"
     if item["type"] == "extra_forbidden":
         names = _names_beside(model, item["loc"])
-        near = difflib.get_close_matches(str(item["loc"][-1]), names, n=1, cutoff=0.5)
+        unknown = str(item["loc"][-1])
+        known = [
+            dotted for dotted in _names_below(model) if unknown in (dotted.rpartition(".")[2], *_habits(model, dotted))
+        ]
+        near = known[:1] or difflib.get_close_matches(unknown, names, n=1, cutoff=0.6)
         cure = f"Did you mean {near[0]}?" if near else f"Known here: {', '.join(names)}."
         return f"unknown setting {name}. {cure}"
     if item["type"] == "missing":
@@ -166,6 +173,24 @@ def _names_beside(model: type[Settings], path: Sequence[str | int]) -> list[str]
         ]
         here = deeper or here
     return sorted({name for m in here for name in m.model_fields})
+
+
+def _names_below(model: type[Settings], prefix: str = "") -> list[str]:
+    """List every setting of a model, those of its groups with dots."""
+    names = []
+    for name, info in model.model_fields.items():
+        names.append(f"{prefix}{name}")
+        for group in _settings_in(info.annotation):
+            names += _names_below(group, f"{prefix}{name}.")
+    return names
+
+
+def _habits(model: type[Settings], dotted: str) -> tuple[str, ...]:
+    """Other tools' names of a setting."""
+    *groups, name = dotted.split(".")
+    for group in groups:
+        model = _settings_in(model.model_fields[group].annotation)[0]
+    return tuple(habit for habit, meant in model.habits.items() if meant == name)
 
 
 def _settings_in(annotation: Any) -> list[type[Settings]]:

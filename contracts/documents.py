@@ -47,8 +47,13 @@ class Document:
                 return self.origins[tuple(path[:length])]
             line = self.lines.get(tuple(path[:length]))
             if line is not None:
-                return f"{self.source}, line {line}"
-        return self.source
+                return f"{self.source}, line {line}{self._overridden_below(tuple(path))}"
+        return f"{self.source}{self._overridden_below(tuple(path))}"
+
+    def _overridden_below(self, path: Keys) -> str:
+        """Name the overrides inside a group, since one of them may be what is wrong with it."""
+        found = [text for keys, text in self.origins.items() if keys[: len(path)] == path]
+        return f" with {', '.join(found)}" if found else ""
 
 
 def load_yaml(path: Path) -> Document:

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from contracts.configuration import Settings, execution
+from contracts.configuration import Settings, added, execution
 from preprocessing.splits import parse_split
 
 END_OF_DOCUMENT = "<|endoftext|>"
@@ -52,6 +52,9 @@ class TokenizerConfig(Settings):
         256 * MIB, gt=0, description="Text to train on, in bytes: the first documents of the corpus up to here."
     )
     text_key: str = Field("text", description="Key of the text; dots go into nested records.")
+    on_error: Literal["stop", "quarantine"] = added(
+        "stop", description="What a bad record does: stop, or be passed over and counted."
+    )
 
     @model_validator(mode="after")
     def _has_room_for_bytes(self) -> "TokenizerConfig":

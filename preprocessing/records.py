@@ -11,7 +11,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,18 +79,25 @@ class _BadRecordError(Exception):
     """The reason why a record is refused."""
 
 
-def read_records(files: Sequence[SourceFile], form: RecordFormat) -> Iterator[Record]:
+def read_records(
+    files: Sequence[SourceFile], form: RecordFormat, *, on_reject: Callable[[Reject], None] | None = None
+) -> Iterator[Record]:
     """Yield the non-empty records of files in order; for reading a corpus without tokenizing it.
 
+    Args:
+        on_reject: Told of each bad record, which is then passed over.
+
     Raises:
-        RecordError: A record is bad.
+        RecordError: A record is bad, and there is no `on_reject`.
         DamagedStreamError: A file is damaged or ends early.
     """
     for number, file in enumerate(files):
         for block in file_blocks(file, Position(number), keys=(form.text_key, form.subset_key)):
             parsed = parse_block(block, form)
             for reject in parsed.rejects:
-                raise RecordError(reject.file, reject.line, reject.reason)
+                if on_reject is None:
+                    raise RecordError(reject.file, reject.line, reject.reason)
+                on_reject(reject)
             yield from parsed.records
 
 

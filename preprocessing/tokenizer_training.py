@@ -8,7 +8,7 @@ survive them is reported by the ingest stage's round-trip check.
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,14 @@ from contracts.store import Workspace
 from preprocessing.blocks import LineBlock, Position, file_blocks
 from preprocessing.compression import detect_kind
 from preprocessing.config import END_OF_DOCUMENT, TokenizerConfig
-from preprocessing.records import RecordFormat, read_records
+from preprocessing.records import RecordFormat, Reject, read_records
 from preprocessing.sources import DATA_SUFFIXES, SourceFile, raw_source_files, source_files
 from preprocessing.tokenizer import CONFIG_FILE, TOKENIZER_FILE
 
 WORDPIECE_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", END_OF_DOCUMENT)
 UNIGRAM_SPECIALS = ("<unk>", END_OF_DOCUMENT)
 WORDPIECE_ALPHABET = 1000  # as in the library's own trainer; rarer characters become [UNK]
+OnReject = Callable[[Reject], None] | None
 SAMPLE = "def f(x):\n\treturn x  # naïve, 数, ﬁ 🙂"
 
 
@@ -34,14 +35,11 @@ def train(settings: TokenizerConfig, inputs: Mapping[str, Artifact], workspace: 
     """Train on the corpus and write `tokenizer.json` and `tokenizer_config.json`.
 
     Raises:
-        InputError: The corpus holds no text, less than the vocabulary needs, or a bad record, such as one
-            with bytes that are not UTF-8; names its file and line.
+        InputError: The corpus holds no text, or less than the vocabulary needs.
+        RecordError: A record is bad, such as one with bytes that are not UTF-8, and `on_error` is "stop".
     """
     try:
         return _train(settings, inputs, workspace)
-    except RecordError as error:
-        workspace.discard()
-        raise InputError(f"tokenizer: {error.file}, line {error.line}: {error.reason}. Mend or remove it.") from None
     except (ConfigError, InputError):
         workspace.discard()
         raise
@@ -75,6 +73,7 @@ def _train(settings: TokenizerConfig, inputs: Mapping[str, Artifact], workspace:
         "eod_id": vocab[END_OF_DOCUMENT],
         "trained_documents": texts.num_documents,
         "trained_bytes": texts.num_bytes,
+        "rejected": texts.num_rejected,
         "sample_survives": inner.decode(inner.encode(SAMPLE, add_special_tokens=False).ids) == SAMPLE,
     }
 
@@ -92,12 +91,14 @@ class _Texts:
         """Count from 0 again; an iteration always begins with the first file."""
         self.num_documents = 0
         self.num_bytes = 0
+        self.num_rejected = 0
 
     def __iter__(self) -> Iterator[str]:
         form = RecordFormat(text_key=self._settings.text_key)
         limit = self._settings.max_bytes
         for file in self._files:
-            texts = _plain_lines(file) if _is_plain_text(file) else _record_texts(file, form)
+            on_reject = self._count if self._settings.on_error == "quarantine" else None
+            texts = _plain_lines(file, on_reject) if _is_plain_text(file) else _record_texts(file, form, on_reject)
             for text in texts:
                 size = len(text.encode())
                 if self.num_bytes + size > limit:
@@ -108,9 +109,14 @@ class _Texts:
                     self._progress.update(self.num_bytes, total=None, unit="bytes", documents=self.num_documents)
                 yield text
 
+    def _count(self, reject: Reject) -> None:
+        self.num_rejected += 1
+        if self.num_rejected == 1:
+            self._progress.note(f"passed over: {reject.file}, line {reject.line}: {reject.reason}")
 
-def _record_texts(file: SourceFile, form: RecordFormat) -> Iterator[str]:
-    return (record.text for record in read_records([file], form))
+
+def _record_texts(file: SourceFile, form: RecordFormat, on_reject: OnReject) -> Iterator[str]:
+    return (record.text for record in read_records([file], form, on_reject=on_reject))
 
 
 def _is_plain_text(file: SourceFile) -> bool:
@@ -124,7 +130,7 @@ def _is_plain_text(file: SourceFile) -> bool:
     return False
 
 
-def _plain_lines(file: SourceFile) -> Iterator[str]:
+def _plain_lines(file: SourceFile, on_reject: OnReject) -> Iterator[str]:
     for block in file_blocks(file, Position(), keys=()):
         if not isinstance(block, LineBlock):
             return
@@ -133,7 +139,10 @@ def _plain_lines(file: SourceFile) -> Iterator[str]:
                 yield line.decode("utf-8")
             except UnicodeDecodeError as error:
                 place = f"byte 0x{line[error.start]:02x} at position {error.start} of the line"
-                raise RecordError(file.name, number, f"{place} is not valid UTF-8") from None
+                reason = f"{place} is not valid UTF-8"
+                if on_reject is None:
+                    raise RecordError(file.name, number, reason) from None
+                on_reject(Reject(file.name, number, 0, reason))
 
 
 def _trained(settings: TokenizerConfig, texts: _Texts) -> Any:

@@ -5,7 +5,8 @@ parallelism are part of a run's identity, since its checkpoints are cut by them;
 micro-batch size and recomputation are not, because the global batch fixes the result.
 """
 
-from typing import Any, Literal, Self
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
@@ -42,6 +43,19 @@ class ModelConfig(Settings):
     `family` sets what is not given: gpt2 means LayerNorm, GELU (tanh), learned positions, biases and
     tied embeddings; llama means RMSNorm, SwiGLU, rotary positions, no biases and an own output matrix.
     """
+
+    habits: ClassVar[Mapping[str, str]] = {
+        "num_key_value_heads": "num_query_groups",
+        "num_hidden_layers": "num_layers",
+        "n_layer": "num_layers",
+        "n_head": "num_attention_heads",
+        "n_embd": "hidden_size",
+        "intermediate_size": "ffn_hidden_size",
+        "kv_channels": "head_dim",
+        "rope_theta": "rotary_base",
+        "tie_word_embeddings": "tied_embeddings",
+        "make_vocab_size_divisible_by": "vocab_multiple",
+    }
 
     family: Family = Field("gpt2", description="Which defaults the fields below take: gpt2 or llama.")
     num_layers: PositiveInt = Field(4, description="Transformer blocks.")
@@ -134,6 +148,14 @@ class ModelConfig(Settings):
 class LayoutConfig(Settings):
     """How the model and the batch are cut over ranks; the product of the degrees is their number."""
 
+    habits: ClassVar[Mapping[str, str]] = {
+        "tensor_model_parallel_size": "tensor_parallel",
+        "pipeline_model_parallel_size": "pipeline_parallel",
+        "tp": "tensor_parallel",
+        "pp": "pipeline_parallel",
+        "dp": "data_parallel",
+    }
+
     tensor_parallel: PositiveInt = Field(1, description="Ranks that share each layer's matrices.")
     pipeline_parallel: PositiveInt = Field(1, description="Stages that the layers are dealt to.")
     data_parallel: PositiveInt = execution(1, description="Ranks that share the rows of a global batch.")
@@ -167,6 +189,16 @@ class LayoutConfig(Settings):
 class OptimizerConfig(Settings):
     """AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101) with its learning-rate schedule."""
 
+    habits: ClassVar[Mapping[str, str]] = {
+        "learning_rate": "lr",
+        "lr_warmup_iters": "warmup_steps",
+        "lr_decay_iters": "decay_steps",
+        "adam_beta1": "beta1",
+        "adam_beta2": "beta2",
+        "adam_eps": "eps",
+        "max_grad_norm": "clip_grad",
+    }
+
     lr: float = Field(3e-4, gt=0, description="Peak learning rate.")
     min_lr: float = Field(3e-5, ge=0, description="Learning rate at the last step.")
     warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up from 0 to lr.")
@@ -188,6 +220,13 @@ class OptimizerConfig(Settings):
 
 class PretrainConfig(Settings):
     """One pretraining run."""
+
+    habits: ClassVar[Mapping[str, str]] = {
+        "train_iters": "train_steps",
+        "max_steps": "train_steps",
+        "save_interval": "checkpoint_interval",
+        "sequence_length": "seq_length",
+    }
 
     model: ModelConfig = Field(default_factory=ModelConfig, description="The model.")
     layout: LayoutConfig = Field(default_factory=LayoutConfig, description="How it is cut over ranks.")
@@ -236,7 +275,7 @@ class PretrainConfig(Settings):
         check_layout(self.model, self.layout, seq_length=self.seq_length)
         self._check_batch()
         model = self.model
-        if model.position == "learned" and self.seq_length > model.max_position_embeddings:
+        if self.seq_length > model.max_position_embeddings:
             raise ValueError(
                 f"seq_length ({self.seq_length}) is above model.max_position_embeddings "
                 f"({model.max_position_embeddings}). Raise max_position_embeddings, or shorten seq_length."
