@@ -24,6 +24,7 @@ __all__ = [
     "identity",
     "load_yaml",
     "parse_yaml",
+    "settings_in",
     "validated",
     "with_overrides",
 ]
@@ -169,7 +170,7 @@ def _names_beside(model: type[Settings], path: Sequence[str | int]) -> list[str]
     here: list[type[Settings]] = [model]
     for part in path[:-1]:
         deeper = [
-            kind for m in here if part in m.model_fields for kind in _settings_in(m.model_fields[str(part)].annotation)
+            kind for m in here if part in m.model_fields for kind in settings_in(m.model_fields[str(part)].annotation)
         ]
         here = deeper or here
     return sorted({name for m in here for name in m.model_fields})
@@ -180,7 +181,7 @@ def _names_below(model: type[Settings], prefix: str = "") -> list[str]:
     names = []
     for name, info in model.model_fields.items():
         names.append(f"{prefix}{name}")
-        for group in _settings_in(info.annotation):
+        for group in settings_in(info.annotation):
             names += _names_below(group, f"{prefix}{name}.")
     return names
 
@@ -189,11 +190,12 @@ def _habits(model: type[Settings], dotted: str) -> tuple[str, ...]:
     """Other tools' names of a setting."""
     *groups, name = dotted.split(".")
     for group in groups:
-        model = _settings_in(model.model_fields[group].annotation)[0]
+        model = settings_in(model.model_fields[group].annotation)[0]
     return tuple(habit for habit, meant in model.habits.items() if meant == name)
 
 
-def _settings_in(annotation: Any) -> list[type[Settings]]:
+def settings_in(annotation: Any) -> list[type[Settings]]:
+    """List the groups of settings that a field's type may hold."""
     if isinstance(annotation, type) and issubclass(annotation, Settings):
         return [annotation]
-    return [found for part in get_args(annotation) for found in _settings_in(part)]
+    return [found for part in get_args(annotation) for found in settings_in(part)]

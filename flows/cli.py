@@ -11,7 +11,9 @@ import re
 import signal
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 from io import TextIOWrapper
+from typing import Annotated
 
 import typer
 
@@ -23,6 +25,8 @@ from flows.silence import SILENCE
 SEVERAL = ("--source", "--dataset", "--weights", "--task", "--evaluation")
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # a damaged file must not drive the terminal
+
+INTERRUPTED = 130
 
 EPILOG = "Begin with: shardline init my-run && shardline run my-run/pipeline.yaml"
 
@@ -39,9 +43,18 @@ def build_app() -> typer.Typer:
         rich_markup_mode="rich",
         context_settings={"help_option_names": ["-h", "--help"]},
     )
+    app.callback(invoke_without_command=False)(_options)
     for module in (chain, data, models, study, machine):
         module.register(app)
     return app
+
+
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+) -> None:
+    if version:
+        print(f"shardline {metadata.version('shardline')}")
+        raise typer.Exit
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -81,13 +94,15 @@ def _run(words: list[str], *, is_debug: bool) -> int:
         for word in words:
             word.encode()
         code = build_app()(args=words, standalone_mode=False)
+        if code == INTERRUPTED:  # the parser turns Ctrl-C into this code and says nothing
+            raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
     except ShardlineError as error:
         if is_debug:
             raise
         return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
-        return _fail("interrupted; run the same command again to go on.", 130)
+        return _fail("interrupted; run the same command again to go on.", INTERRUPTED)
     except BrokenPipeError:
         return _reader_gone()
     except SystemExit as end:
@@ -112,7 +127,10 @@ def _reader_gone() -> int:
 def _usage(error: Exception) -> int:
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "shardline"
-    message = error.format_message()  # type: ignore[attr-defined]
+    message = error.format_message().rstrip(".")  # type: ignore[attr-defined]
+    if message.startswith("No such option"):
+        message += "; settings without a flag go through -s key=value (shardline schema STAGE --text lists them)"
+    message = f"{message}." if message else ""
     return _fail(f"{message} Try: {command} --help" if message else f"Try: {command} --help", 2)
 
 

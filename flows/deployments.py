@@ -4,8 +4,7 @@ import asyncio
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -130,20 +129,27 @@ def submit_run(
     return str(run.id), f"{servers.prefect_url}/runs/flow-run/{run.id}"
 
 
-def wait_for(run_id: str, store: ArtifactStore, *, every_s: float = 1.0) -> str:
-    """Wait until a run has ended and return the name of its state."""
+def wait_for(run_id: str, store: ArtifactStore, *, tell: Callable[[str], None], every_s: float = 1.0) -> str:
+    """Wait until a run has ended and return the name of its state; `tell` hears of each stage as it changes."""
     os.environ.update(_environment(reachable(store.root), store.root))
-    return asyncio.run(_wait_for(run_id, every_s))
+    return asyncio.run(_wait_for(run_id, tell, every_s))
 
 
-async def _wait_for(run_id: str, every_s: float) -> str:
+async def _wait_for(run_id: str, tell: Callable[[str], None], every_s: float) -> str:
     from uuid import UUID
 
     from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 
+    chosen = FlowRunFilter(id=FlowRunFilterId(any_=[UUID(run_id)]))
+    seen: dict[str, str | None] = {}
     async with get_client() as client:
         while True:
             run = await client.read_flow_run(UUID(run_id))
+            for task in await client.read_task_runs(flow_run_filter=chosen):
+                if seen.get(task.name) != task.state_name:
+                    seen[task.name] = task.state_name
+                    tell(f"{task.name:<20} {task.state_name}")
             if run.state is not None and run.state.is_final():
                 return str(run.state.name)
-            time.sleep(every_s)
+            await asyncio.sleep(every_s)

@@ -38,6 +38,7 @@ def kind_of_path(path: Path) -> str:
 
 def inspect_path(path: Path, artifact: Artifact | None) -> dict[str, Any]:
     """Return facts about a path as plain data; `artifact` adds what its manifest says."""
+    path = path.absolute() if path.name == "" else path
     result: dict[str, Any] = {"path": str(path)}
     if artifact is not None:
         manifest = artifact.manifest
@@ -134,9 +135,13 @@ def render(value: Mapping[str, Any], indent: str = "") -> list[str]:
         if isinstance(item, Mapping) and item:
             lines += [f"{indent}{key}:", *render(item, indent + "  ")]
         elif isinstance(item, list) and item and isinstance(item[0], Mapping):
-            lines.append(f"{indent}{key}:")
-            lines += [f"{indent}  " + "  ".join(f"{v}" for v in row.values()) for row in item]
+            lines.append(f"{indent}{key}: ({', '.join(str(name) for name in item[0])})")
+            lines += [f"{indent}  " + "  ".join(_short(v) for v in row.values()) for row in item]
         else:
             width = max(1, 26 - len(indent))
-            lines.append(f"{indent}{key:<{width}} {item if item not in ({}, []) else '-'}")
+            lines.append(f"{indent}{key:<{width}} {_short(item) if item not in ({}, []) else '-'}")
     return lines
+
+
+def _short(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

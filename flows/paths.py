@@ -1,5 +1,6 @@
 """Paths in settings files are relative to the file, so that a run does not depend on where it is started."""
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -42,4 +43,4 @@ def with_absolute_paths(document: Document, folder: Path, dotted: Iterable[str])
 
 
 def _absolute(text: str, folder: Path) -> str:
-    return text if not text or "://" in text else str(folder / user_path(text))
+    return text if not text or "://" in text else os.path.normpath(folder / user_path(text))

@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+from contracts.configuration import Settings, settings_in
 from contracts.errors import ConfigError
 from contracts.files import write_atomically
 from flows.pipeline import PipelineConfig
@@ -42,3 +43,16 @@ def write_preset(folder: Path, name: str) -> Path:
 def schema() -> dict[str, object]:
     """Return the JSON schema of a pipeline file."""
     return PipelineConfig.model_json_schema()
+
+
+def listing(settings: type[Settings], prefix: str = "") -> list[str]:
+    """List settings as lines: name, default, meaning; those of a group follow it."""
+    lines: list[str] = []
+    for name, info in settings.model_fields.items():
+        groups = settings_in(info.annotation)
+        default = "required" if info.is_required() else info.get_default(call_default_factory=True)
+        shown = "" if groups else f" [{default}]"
+        lines.append(f"{prefix}{name}{shown}  {info.description or ''}".rstrip())
+        for group in groups:
+            lines += listing(group, f"{prefix}{name}.")
+    return lines

@@ -133,6 +133,7 @@ def _start_servers(folder: Path, host: str, prefect_port: int, mlflow_port: int,
     try:
         prefect = ["-m", "prefect", "server", "start", "--host", host, "--port", str(prefect_port)]
         home = {"PREFECT_HOME": str(folder / "prefect"), "PREFECT_SERVER_API_HOST": host}
+        home["PREFECT_SERVER_UI_API_URL"] = f"{prefect_url}/api"  # else its page asks port 4200
         groups["prefect"] = _start(folder, "prefect", prefect, home)
         where = ["--backend-store-uri", f"sqlite:///{store / 'mlflow.db'}"]
         where += ["--artifacts-destination", str(store / "mlartifacts")]

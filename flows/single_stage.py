@@ -51,7 +51,7 @@ def run_one(
         return artifact
     for key, value in artifact.summary.items():
         if not isinstance(value, dict | list):
-            print(f"{key:<24} {value}")
+            print(f"{key:<24} {f'{value:.6g}' if isinstance(value, float) else value}")
     for key, text in headline(artifact).items():
         print(f"{key:<24} {text}")
     for name, group in artifact.summary.get("metrics", {}).get("subsets", {}).items():

@@ -75,7 +75,8 @@ def run(
             _say(console, name, "done already", artifact, "")
             return artifact
         begun = time.monotonic()
-        _say(console, name, f"{planned.action} ({planned.reason})", None, "")
+        why = "" if planned.state == "absent" else f"({planned.reason})"
+        _say(console, name, f"{planned.action} {why}", None, "")
         with TerminalProgress(name, console) as progress:
             artifact = recorder.conduct(planned, lambda: build(progress))
         built.append(name)
@@ -117,9 +118,9 @@ def _farewell(file: Path, store: ArtifactStore, done: dict[str, Artifact]) -> No
         print(f"report: {report.path / 'report.html'}")
     if (checkpoint := done.get("pretrain")) is not None:
         at = f"--store {store.root}"
-        print(f"next:   shardline trace {checkpoint.path} --step 1 {at}     which documents the model saw")
-        print(f"        shardline lineage {checkpoint.name} {at}     where it came from")
-        print(f"        shardline up {at}     Prefect and MLflow on this machine")
+        print("next, to see which documents the model saw at a step, and where it came from:")
+        print(f"  shardline trace {checkpoint.name} --step 1 {at}")
+        print(f"  shardline lineage {checkpoint.name} {at}")
 
 
 def plan(
@@ -217,14 +218,17 @@ def submit(
 
     config = load_pipeline(file, overrides or ())
     store = ArtifactStore(Path(config.store))
-    engine.plan(steps_of(config), store, force=force or ())  # refuses what could not run
+    for item in engine.plan(steps_of(config), store, force=force or ()):  # refuses what could not run
+        if not as_json:
+            print(f"{item.step.name:<20} {item.action:<7} {item.reason}")
     run_id, url = submit_run(config, store, deployment=deployment, force=force or ())
     if not as_json:
         print(f"submitted: {url}", flush=True)
-    state = wait_for(run_id, store) if watch else "Scheduled"
+    tell = (lambda text: None) if as_json else (lambda text: print(text, flush=True))
+    state = wait_for(run_id, store, tell=tell) if watch else "Scheduled"
     if as_json:
         show({"flow_run": run_id, "url": url, "state": state})
     elif watch:
-        print(f"the run ended: {state}")
+        print(f"the run ended: {state}. What it made:  shardline run {file}  (skips what is done)")
     if watch and state != "Completed":
         raise ShardlineError(f"the run {run_id} ended as {state}; its log is at {url}")

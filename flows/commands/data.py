@@ -26,6 +26,10 @@ Sources = Annotated[
     list[str] | None, typer.Option("--source", help="Files, folders or globs; several may follow.", metavar="PATH...")
 ]
 
+OnErrorOption = Annotated[
+    Literal["stop", "quarantine"] | None, typer.Option("--on-error", help="What a bad record does. Default: stop.")
+]
+
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
@@ -35,6 +39,7 @@ def register(app: typer.Typer) -> None:
 
 def corpus(
     source: Sources = None,
+    on_error: OnErrorOption = None,
     config: ConfigOption = None,
     overrides: SetOption = None,
     store: StoreOption = None,
@@ -48,7 +53,7 @@ def corpus(
     from preprocessing.config import CorpusConfig
     from preprocessing.stages import CORPUS
 
-    settings = settings_of(CorpusConfig, "corpus", config, overrides, {"sources": source})
+    settings = settings_of(CorpusConfig, "corpus", config, overrides, {"sources": source, "on_error": on_error})
     hints = ["next: shardline tokenizer --source {path}/train --output tokenizer"]
     run_one(CORPUS, settings, store_at(store, output), as_json=as_json, hints=hints)
 
@@ -57,6 +62,7 @@ def tokenizer(
     source: Sources = None,
     kind: Annotated[Literal["bpe", "wordpiece", "unigram"] | None, typer.Option(help="Model of the tokenizer.")] = None,
     vocab_size: Annotated[int | None, typer.Option(help="Tokens in the vocabulary.")] = None,
+    on_error: OnErrorOption = None,
     config: ConfigOption = None,
     overrides: SetOption = None,
     store: StoreOption = None,
@@ -72,7 +78,7 @@ def tokenizer(
 
     where = store_at(store, output)
     inputs, paths = _corpus_among(source, where)
-    flags = {"sources": paths, "kind": kind, "vocab_size": vocab_size}
+    flags = {"sources": paths, "kind": kind, "vocab_size": vocab_size, "on_error": on_error}
     settings = settings_of(TokenizerConfig, "tokenizer", config, overrides, flags)
     hints = ["next: shardline ingest --source TEXT --tokenizer {path} --output dataset"]
     run_one(TOKENIZER, settings, where, inputs=inputs, as_json=as_json, hints=hints)
@@ -101,7 +107,7 @@ def ingest(
     ] = None,
     text_key: Annotated[str | None, typer.Option(help="Key of the text; dots go into nested records.")] = None,
     subset_key: Annotated[str | None, typer.Option(help="Key of the subset name.")] = None,
-    on_error: Annotated[Literal["stop", "quarantine"] | None, typer.Option(help="What a bad record does.")] = None,
+    on_error: OnErrorOption = None,
     no_eod: Annotated[bool, typer.Option("--no-eod", help="Append no end-of-document token.")] = False,
     workers: Annotated[int | None, typer.Option(help="Worker processes, one thread each.")] = None,
     shard_tokens: Annotated[int | None, typer.Option(help="Tokens in a shard.")] = None,
@@ -139,7 +145,7 @@ def ingest(
     settings = settings_of(IngestConfig, "ingest", config, overrides, flags)
     hints = [
         "next: shardline inspect {path}",
-        "      shardline pretrain --dataset {path} --config model.yaml --output run",
+        "      shardline pretrain --dataset {path} --output run   (settings: shardline schema pretrain --text)",
     ]
     run_one(INGEST, settings, where, inputs=inputs, as_json=as_json, track=track, hints=hints)
 

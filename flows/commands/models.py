@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from contracts.artifact import Artifact
-from contracts.errors import ConfigError
+from contracts.errors import ConfigError, InputError
 from contracts.json_text import parse_json
 from contracts.store import ArtifactStore
 from flows.options import (
@@ -156,6 +156,7 @@ def evaluate(
     from evaluation.stage import EVALUATE
 
     where = store_at(store, output)
+    settings_of(EvaluateConfig, "evaluate", config, overrides, {"tasks": task})  # refused before any work
     inputs: dict[str, Artifact] = {}
     found = native_checkpoint(checkpoint, where)
     if found is not None:
@@ -173,7 +174,8 @@ def evaluate(
         "data_parallel": _copies(nproc, path, step),
     }
     settings = settings_of(EvaluateConfig, "evaluate", config, overrides, flags)
-    run_one(EVALUATE, settings, where, inputs=inputs, as_json=as_json, track=track)
+    hints = ["next: shardline report --checkpoint CHECKPOINT --evaluation {path} --output report"]
+    run_one(EVALUATE, settings, where, inputs=inputs, as_json=as_json, track=track, hints=hints)
 
 
 def _is_prefix(text: str) -> bool:
@@ -211,10 +213,17 @@ def heldout_dataset(data: str, checkpoint: Path, store: ArtifactStore) -> Artifa
     from preprocessing.stages import INGEST
 
     tokenizer = tokenizer_path_of(checkpoint)
+    print(f"{data} is text; tokenizing it into the store {store.root.resolve()} first.", file=sys.stderr)
     if tokenizer is None:
         raise ConfigError(f"{checkpoint} carries no tokenizer, so the text {data} cannot be tokenized for it.")
     settings = IngestConfig(sources=(data,), tokenizer=str(tokenizer), append_eod=False)
-    return built_on_the_way(INGEST, settings, store, label="heldout")
+    try:
+        return built_on_the_way(INGEST, settings, store, label="heldout")
+    except InputError as error:
+        raise InputError(
+            f"{error} To choose another key, or to set bad records aside: shardline ingest --source {data} --tokenizer "
+            f"{tokenizer} --text-key KEY --output heldout, then evaluate --data heldout."
+        ) from error
 
 
 def native_checkpoint(reference: str, store: ArtifactStore) -> Artifact | None:

@@ -73,12 +73,15 @@ def diff(
 
     where = store_at(store)
     first, second = (artifact_at(text, where) for text in (a, b))
-    result: dict[str, Any] = {}
-    if first is not None and second is not None:
-        for group, found in artifact_changes(first, second).items():
-            result[group] = [str(change) for change in found]
     paths = [item.path if item is not None else Path(text) for item, text in ((first, a), (second, b))]
-    result |= weight_differences(paths[0], paths[1])
+    weights = weight_differences(paths[0], paths[1])
+    result: dict[str, Any] = dict(weights)
+    if first is not None and second is not None:
+        groups = artifact_changes(first, second)
+        if first.manifest.recipe.stage != second.manifest.recipe.stage:
+            # Settings of two different stages have nothing to do with each other.
+            groups = {name: found for name, found in groups.items() if name not in ("recipe", "execution")}
+        result |= {group: [str(change) for change in found] for group, found in groups.items()}
     if not result:
         raise ConfigError(
             f"{a} and {b} are neither artifacts nor checkpoints; nothing is known about how to compare them."
@@ -86,10 +89,16 @@ def diff(
     if as_json:
         show(result)
         return
+    if (found := weights.get("weights")) is not None:
+        print(f"weights: {found['equal_tensors']} tensors equal, {found['different_tensors']} differ")
+        print("\n".join(render({name: found[name] for name in found if name not in _COUNTS}, "  ")))
     for group, lines in result.items():
-        print(f"{group}: {'same' if not lines else ''}")
-        for line in lines if isinstance(lines, list) else render(lines):
-            print(f"  {line}")
+        if group != "weights":
+            print(f"{group}: {'same' if not lines else ''}")
+            print("".join(f"  {line}\n" for line in lines), end="")
+
+
+_COUNTS = ("equal_tensors", "different_tensors")
 
 
 def lineage(
@@ -148,7 +157,9 @@ def trace(
     where = store_at(store)
     artifact = artifact_at(checkpoint, where, ("checkpoint",))
     if artifact is None:
-        raise ConfigError(f"{checkpoint} is no artifact of a training run; trace needs its manifest.")
+        raise ConfigError(
+            f"{checkpoint} is no finished training run: trace needs its manifest.json, written when it ends."
+        )
     rows = trace_step(artifact, step, where, with_text=text)
     if as_json:
         show({"checkpoint": artifact.name, "step": step, "documents": rows})
@@ -158,7 +169,7 @@ def trace(
         print(f"sample {row['sample']:<8} {row['file']}:{row['record']}  {row['subset'] or '-'}  {span}")
         if text:
             print("  " + row["text"].replace("\n", "\n  "))
-    print(f"{len(rows)} documents in {len({row['sample'] for row in rows})} samples of step {step}.")
+    print(f"{len(rows)} parts of documents in {len({row['sample'] for row in rows})} samples of step {step}.")
 
 
 def estimate(
@@ -206,12 +217,19 @@ def schema(
     stage: Annotated[
         str | None, typer.Argument(help="One stage. Default: a whole pipeline file.", metavar="STAGE")
     ] = None,
+    text: Annotated[bool, typer.Option("--text", help="List names, defaults and meanings for a person.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """Print the JSON schema of a pipeline file, or of one stage's settings.
+    """Print the JSON schema of a pipeline file, or of one stage's settings; --text lists them to read.
 
-    Example: [bold]shardline schema > pipeline.schema.json[/bold]
+    Example: [bold]shardline schema pretrain --text[/bold]
     """
-    from flows.presets import schema as pipeline_schema
+    from flows.pipeline import PipelineConfig
+    from flows.presets import listing
     from flows.stages import stage_named
 
-    show(pipeline_schema() if stage is None else stage_named(stage).settings.model_json_schema())
+    settings = PipelineConfig if stage is None else stage_named(stage).settings
+    if text and not as_json:
+        print("\n".join(listing(settings)))
+    else:
+        show(settings.model_json_schema())
