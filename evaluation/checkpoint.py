@@ -4,7 +4,7 @@ from pathlib import Path
 
 from contracts.errors import ConfigError, InputError
 from preprocessing.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
-from training.step_folders import find_latest, list_checkpoints, resolve_step_folder
+from training.step_folders import find_latest, list_checkpoints, native_problem, resolve_step_folder
 
 
 def step_folder_of(checkpoint: Path, step: int | None) -> Path:
@@ -15,8 +15,16 @@ def step_folder_of(checkpoint: Path, step: int | None) -> Path:
         step: Empty takes the newest good one.
 
     Raises:
-        InputError: There is no such step, or it is damaged; names it and why.
+        InputError: There is no such step, or it is damaged; names it and why. Every file is compared
+            with its digest, so that no number is measured on other weights than the manifest names.
     """
+    folder = _chosen(checkpoint, step)
+    if (problem := native_problem(folder, digests=True)) is not None:
+        raise InputError(f"{folder}: {problem}. Restore it, or measure another step.")
+    return folder
+
+
+def _chosen(checkpoint: Path, step: int | None) -> Path:
     if step is None:
         return resolve_step_folder(checkpoint)
     found = {item.step: item for item in list_checkpoints(checkpoint)}

@@ -49,12 +49,18 @@ def build_app() -> typer.Typer:
     return app
 
 
-def _options(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
-) -> None:
-    if version:
+def _version(is_asked: bool) -> None:
+    if is_asked:
         print(f"shardline {metadata.version('shardline')}")
         raise typer.Exit
+
+
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    return None
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

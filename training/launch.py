@@ -87,7 +87,7 @@ def run_ranks(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        _wait(process, look, stop_file, grace_s)
+        _wait(process, look, stop_file, grace_s, on_note)
     look()
     if process.returncode != 0:
         raise _failure(log_dir, process.returncode)
@@ -102,14 +102,24 @@ def _require_cores(nproc: int) -> None:
         )
 
 
-def _wait(process: subprocess.Popen[bytes], look: Callable[[], None], stop_file: Path | None, grace_s: float) -> None:
+def _wait(
+    process: subprocess.Popen[bytes],
+    look: Callable[[], None],
+    stop_file: Path | None,
+    grace_s: float,
+    on_note: Callable[[str], None] | None,
+) -> None:
     """Wait for the ranks, looking at what they leave; whatever happens meanwhile, none of them is left behind."""
     try:
         while process.poll() is None:
             look()
             time.sleep(_POLL_S)
     except BaseException:
+        if stop_file is not None and on_note is not None:
+            on_note(f"stopping: the ranks save and end, which may take up to {grace_s:.0f} s")
         _stop(process, stop_file, grace_s)
+        with contextlib.suppress(Exception):
+            look()  # what the ranks said last, such as the step they saved
         raise
     finally:
         _kill_session(process)

@@ -152,6 +152,8 @@ def run(trainer: "Trainer", job: Job, train_source: "SampleSource", valid_source
         if is_end or step.stop_requested or trainer.step % config.checkpoint_interval == 0:
             save_checkpoint(trainer, output, keep_last=config.keep_last)
         if step.stop_requested:
+            if dist.get_rank() == 0:
+                tell(f"saved step {trainer.step} of {config.train_steps}")
             break
     speed = recorder.tokens_per_s if recorder is not None else None
     if recorder is not None:

@@ -148,6 +148,12 @@ def _train(settings: PretrainConfig, index: Artifact, latest: StepFolder | None,
     )
     job.write(logs / "job.json")
     (logs / "result.json").unlink(missing_ok=True)
+    layout = settings.layout
+    workspace.progress.note(
+        f"{parameter_count(settings.model):,} parameters ({settings.model.family}), {layout.world_size} ranks (tensor "
+        f"{layout.tensor_parallel} x pipeline {layout.pipeline_parallel} x data {layout.data_parallel}), "
+        f"{settings.train_steps} steps of {settings.global_batch_size * settings.seq_length:,} tokens"
+    )
     follower = _Follower(settings, workspace)
     run_ranks(
         "training.rank",

@@ -187,7 +187,7 @@ def _problem(folder: Path, digests: bool) -> str | None:
     if folder.name.startswith("iter_"):
         return _megatron_problem(folder)
     if (folder / MANIFEST).is_file():
-        return _native_problem(folder, digests)
+        return native_problem(folder, digests)
     if re.match(r"^step-\d{8}$", folder.name):
         return f"it has no {MANIFEST}, so its save did not finish"
     if not (folder / ".metadata").is_file():
@@ -195,7 +195,8 @@ def _problem(folder: Path, digests: bool) -> str | None:
     return None
 
 
-def _native_problem(folder: Path, digests: bool) -> str | None:
+def native_problem(folder: Path, digests: bool) -> str | None:
+    """Say why a native step folder cannot be used; None if nothing is seen. `digests` reads every file."""
     try:
         info = read_info(folder)
     except InputError as error:

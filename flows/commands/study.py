@@ -80,7 +80,7 @@ def diff(
         groups = artifact_changes(first, second)
         if first.manifest.recipe.stage != second.manifest.recipe.stage:
             # Settings of two different stages have nothing to do with each other.
-            groups = {name: found for name, found in groups.items() if name not in ("recipe", "execution")}
+            groups = {name: found for name, found in groups.items() if name == "files"}
         result |= {group: [str(change) for change in found] for group, found in groups.items()}
     if not result:
         raise ConfigError(
