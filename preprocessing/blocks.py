@@ -13,7 +13,7 @@ from preprocessing.sources import SourceFile
 
 BLOCK_BYTES = 2 * 2**20
 BLOCK_ROWS = 1024
-LINE_BYTES = 256 * 2**20  # a longer line is no document, but a damaged or hostile file
+LINE_BYTES = 128 * 2**20  # a longer line is no document, but a damaged or hostile file
 
 
 @dataclass(frozen=True)
@@ -166,6 +166,8 @@ def _row_blocks(source: SourceFile, start: Position, keys: Sequence[str]) -> Ite
 
 
 def _rows_of(batch: Any) -> tuple[dict[str, Any] | str, ...]:
+    if batch.nbytes > LINE_BYTES:  # only then can one row be too long
+        return tuple(_row_or_reason(batch.slice(n, 1)) for n in range(batch.num_rows))
     try:
         return tuple(batch.to_pylist()) if batch.num_columns else ({},) * batch.num_rows
     except UnicodeDecodeError:
@@ -173,6 +175,8 @@ def _rows_of(batch: Any) -> tuple[dict[str, Any] | str, ...]:
 
 
 def _row_or_reason(row: Any) -> dict[str, Any] | str:
+    if row.nbytes > LINE_BYTES:
+        return f"the row is longer than {LINE_BYTES} bytes, which no record is"
     try:
         found: dict[str, Any] = row.to_pylist()[0]
     except UnicodeDecodeError as error:

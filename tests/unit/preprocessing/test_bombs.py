@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from preprocessing.blocks import Position, file_blocks
+from preprocessing.blocks import Position, RowBlock, file_blocks
 from preprocessing.compression import CHUNK_BYTES, DamagedStreamError, decompressed_chunks
 from preprocessing.sources import SourceFile
 
@@ -32,3 +34,14 @@ def test_a_line_without_end_is_damage_after_the_whole_lines_before_it(tmp_path: 
     assert next(blocks).data == b'{"text":"a"}\n{"text":"b"}\n'
     with pytest.raises(DamagedStreamError, match=r"a.jsonl.zst: line 3 is longer than 4194304 bytes"):
         next(blocks)
+
+
+def test_a_row_too_long_for_a_record_is_rejected_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("preprocessing.blocks.LINE_BYTES", 1000)
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["a", " " * 5000, "b"]}), path, compression="zstd")
+
+    (block,) = file_blocks(SourceFile(path.name, path), Position(), keys=("text",))
+
+    assert isinstance(block, RowBlock)
+    assert block.rows == ({"text": "a"}, "the row is longer than 1000 bytes, which no record is", {"text": "b"})
