@@ -85,7 +85,7 @@ class Lease:
             if time.monotonic() >= deadline:
                 raise LockedError(f"{text}. Wait for it, or stop it, then try again.")
             if not has_told:
-                self._progress.note(f"{text}; waiting for it.")
+                self._progress.note(f"{text}; waiting for it. (SHARDLINE_NO_WAIT=1 ends with exit code 4 instead.)")
                 has_told = True
             time.sleep(_POLL_S)
         self._thread.start()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from contracts.artifact import MODEL_KINDS, Artifact, InputEntry
-from contracts.difference import flatten
+from contracts.changes import flatten
 from contracts.errors import ShardlineError
 from contracts.fingerprint import Recipe
 from contracts.lease import lease_holder

@@ -29,8 +29,9 @@ def find_artifact(store: "ArtifactStore", reference: str) -> Artifact:
     if path is not None and path.is_dir():
         read_artifact(path)  # says whether it is unfinished or no artifact at all
     raise ConfigError(
-        f"{_short(reference)} is no folder with an artifact and names none in the store {store.root}. "
-        f"Give a path, a name such as dataset/pile-0123456789ab, or {_MIN_DIGITS} or more digits of a fingerprint."
+        f"{_short(reference)} is no folder with an artifact and names none in the store {store.root.absolute()}. "
+        f"Give a path, a name such as dataset/pile-0123456789ab, or {_MIN_DIGITS} or more digits of a fingerprint; "
+        "or --store, if it lies in another one."
     )
 
 

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from contracts.artifact import KINDS, MANIFEST, Artifact, InputEntry, Manifest, legal_label, read_artifact
+from contracts.changes import changes
 from contracts.digests import BOOKKEEPING, DigestCache, content_digest, digest_files, missing_files
-from contracts.errors import ConfigError, InputError, ShardlineError
+from contracts.errors import ConfigError, InputError, LockedError, ShardlineError
 from contracts.files import folders_in, hidden_storage_error, storage_error, sync, sync_all, write_atomically
 from contracts.fingerprint import SHORT_HEX, Recipe, canonical_json
 from contracts.json_text import parse_json
@@ -141,6 +142,7 @@ class ArtifactStore:
         if not force and (done := self._done(kind, label, recipe, inputs)) is not None:
             return done
         path = self.locate(kind, label, recipe)
+        self._refuse_other_run(path, recipe)
         try:
             try:
                 with Lease(path, name=self.relative(path), progress=progress) as lease:
@@ -167,6 +169,15 @@ class ArtifactStore:
             if (known := known or hidden_storage_error(error, path)) is not None:
                 raise known from error
             raise
+
+    def _refuse_other_run(self, path: Path, recipe: Recipe) -> None:
+        """Refuse at once what waiting cannot help: the folder is being filled with something else."""
+        if self.output is None or self._holds_recipe(path, recipe) or not (path / RECIPE).exists():
+            return
+        if (holder := lease_holder(path)) is not None:
+            raise LockedError(
+                f"{path} is being built by {holder} with other settings or inputs. Choose another --output."
+            )
 
     def _remember(self, kind: str, path: Path) -> None:
         with contextlib.suppress(OSError):  # a read-only store does not keep anybody from writing elsewhere
@@ -209,7 +220,7 @@ class ArtifactStore:
             return  # a name of the store is made of the fingerprint: a damaged build, done anew
         if RECIPE in found:
             raise ConfigError(
-                f"{path} holds an unfinished build with other settings or inputs. "
+                f"{path} holds an unfinished build with other settings or inputs{_first_change(path, recipe)}. "
                 "Choose another --output, or remove the folder."
             )
         raise ConfigError(f"{path} is not empty and holds no artifact. Choose another --output.")
@@ -340,6 +351,16 @@ class ArtifactStore:
     def digest_all(self, files: Mapping[str, Path]) -> dict[str, str]:
         """Return the sha256 of each named raw file, several at a time; see `digest`."""
         return self._digests.digest_all(files)
+
+
+def _first_change(path: Path, recipe: Recipe) -> str:
+    """Name the first settings that differ from an unfinished build, for a message; "" if it cannot be read."""
+    try:
+        old = parse_json((path / RECIPE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ""
+    found = changes(old, recipe.as_dict())
+    return f" ({'; '.join(str(change) for change in found[:3])})" if found else ""
 
 
 def _forget_if_empty(path: Path) -> None:

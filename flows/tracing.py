@@ -42,7 +42,8 @@ def training_run_of(checkpoint: Artifact, store: ArtifactStore) -> Artifact:
         above = store.input_artifact(entry)
         if above is None:
             raise InputError(
-                f"{seen.name} was made of {entry.kind} {entry.fingerprint[:12]}, which is gone from {entry.path}."
+                f"{seen.name} was made of {entry.kind} {entry.fingerprint[:12]}, which is not at {entry.path} in "
+                f"{store.root.absolute()}. Give --store if the run lies in another one."
             )
         seen = above
     return seen

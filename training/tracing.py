@@ -52,6 +52,6 @@ def _index_of(run: Artifact, store: ArtifactStore) -> Artifact:
         return store.find(str(run.summary["index_fingerprint"]))
     except ShardlineError as error:
         raise InputError(
-            f"{run.name} read its samples through index {run.summary['index']}, which is gone from {store.root}. "
-            "Build it again with the index command and the run's settings."
+            f"{run.name} read its samples through {run.summary['index']}, which is not in {store.root.absolute()}. "
+            "Give --store if it lies in another one; or build it again with the index command and the run's settings."
         ) from error

@@ -194,7 +194,7 @@ def status(
         else:
             if watch:
                 print("\033[2J\033[H", end="")
-            print("\n".join(describe(builds)) or f"nothing is being built in {where.root}.")
+            print("\n".join(describe(builds)) or f"nothing is being built in {where.root.absolute()} or beside it.")
         if not watch:
             return
         time.sleep(2.0)

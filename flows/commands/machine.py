@@ -77,7 +77,11 @@ def down(store: StoreOption = None, as_json: JsonOption = False) -> None:
     if as_json:
         show({"stopped": stopped})
     else:
-        print(f"stopped: {', '.join(stopped)}" if stopped else f"nothing of {root} is running.")
+        print(
+            f"stopped: {', '.join(stopped)}"
+            if stopped
+            else f"nothing that belongs to the store {root.absolute()} is running."
+        )
 
 
 def deploy(

@@ -8,7 +8,8 @@ import pytest
 from small_artifacts import SAMPLE, OptimizerSettings, SampleSettings, make, make_chain, recipe_of
 
 from contracts.artifact import InputEntry
-from contracts.difference import artifact_changes, explain, explain_recipe, flatten
+from contracts.changes import flatten
+from contracts.difference import artifact_changes, explain, explain_recipe
 from contracts.lineage import ancestors, as_data, as_html, as_text, descendants
 from contracts.store import ArtifactStore
 
