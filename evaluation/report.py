@@ -134,11 +134,27 @@ def _draw_subsets(path: Path, results: Mapping[str, Mapping[str, Any]]) -> bool:
     return True
 
 
+# What the page says of a run; the loss of one last batch is not among it, since readers would quote it.
+_FACTS = {
+    "parameters": "parameters",
+    "step": "optimizer steps",
+    "tokens": "tokens trained on",
+    "vocab_size": "vocabulary",
+    "seq_length": "tokens in a row",
+    "valid_loss_nats": "validation loss (nats per token)",
+    "tokens_per_s": "tokens per second at the end",
+    "matmul_peak_share": "share of the measured matmul peak",
+}
+
+
 def _facts(
     checkpoint: Artifact, dataset: Artifact | None, curve: Sequence[Mapping[str, Any]], unigram: float | None
 ) -> dict[str, Any]:
     facts: dict[str, Any] = {"checkpoint": checkpoint.name}
-    facts |= {key: value for key, value in checkpoint.summary.items() if isinstance(value, int | float | str)}
+    for key, name in _FACTS.items():
+        value = checkpoint.summary.get(key)
+        if isinstance(value, int | float):
+            facts[name] = f"{value:,}" if isinstance(value, int) else f"{value:.6g}"
     if dataset is not None:
         facts["dataset"] = dataset.name
         facts["dataset tokens"] = f"{dataset.summary.get('tokens', 0):,}"
@@ -195,7 +211,9 @@ def _page(
     sources = _table(["input", "artifact", "fingerprint"], [[n, i.name, i.fingerprint] for n, i in inputs.items()])
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>'
-        f"<style>{_STYLE}</style><h1>{html.escape(title)}</h1>{tables[0]}{images}{''.join(tables[1:])}"
+        f"<style>{_STYLE}</style><h1>{html.escape(title)}</h1><p>What was trained, on what, and how it does on "
+        f"documents it never saw. Intervals are 95 %, over documents.</p>"
+        f"{tables[0]}{images}{''.join(tables[1:])}"
         f"<h2>Made of</h2>{sources}</html>\n"
     )
 
