@@ -9,6 +9,9 @@ from contracts.fingerprint import SHORT_HEX
 from contracts.store import ArtifactStore
 
 
+MAX_RAW = 3  # raw files named in one line
+
+
 class Relative(NamedTuple):
     """One artifact above or below another.
 
@@ -86,7 +89,12 @@ def describe(item: Artifact | InputEntry) -> str:
     if isinstance(item, InputEntry):
         return f"{item.kind} {item.fingerprint[:SHORT_HEX]} (gone; it was at {item.path})"
     numbers = [f"{key} {_short(value)}" for key, value in item.summary.items() if _is_number(value)]
-    return f"{item.kind}/{item.name}" + (f"  [{', '.join(numbers[:4])}]" if numbers else "")
+    shown = f"{item.kind}/{item.name}" + (f"  [{', '.join(numbers[:4])}]" if numbers else "")
+    raw = list(item.manifest.recipe.raw)
+    if not raw:
+        return shown
+    more = f" and {len(raw) - MAX_RAW} more" if len(raw) > MAX_RAW else ""
+    return f"{shown}  from {', '.join(raw[:MAX_RAW])}{more}"
 
 
 def as_data(artifact: Artifact, relatives: Sequence[Relative]) -> dict[str, Any]:
