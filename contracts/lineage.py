@@ -8,7 +8,6 @@ from contracts.artifact import Artifact, InputEntry
 from contracts.fingerprint import SHORT_HEX
 from contracts.store import ArtifactStore
 
-
 MAX_RAW = 3  # raw files named in one line
 
 
