@@ -22,7 +22,7 @@ from evaluation.perplexity import DocumentScores, by_document, headline, metrics
 from evaluation.rows import Ints
 from evaluation.scoring import score_rows
 from evaluation.windows import document_rows
-from preprocessing.dataset import TokenDataset
+from preprocessing.dataset import TokenDataset, artifact_content, pair_files
 from preprocessing.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 from training.step_folders import read_info
 
@@ -36,12 +36,14 @@ class HeldOut:
     Args:
         dataset: Token ids.
         tokenizer: That made them.
-        eod_id: End-of-document token that ends every document and is not scored; None if none does.
+        eod_id: End-of-document token that ends each of them and is not scored; None if none does.
+        count: Documents to score, from the first.
     """
 
     dataset: TokenDataset
     tokenizer: Tokenizer
     eod_id: int | None
+    count: int
 
 
 def evaluate(settings: EvaluateConfig, inputs: Mapping[str, Artifact], workspace: Workspace) -> dict[str, Any]:
@@ -54,19 +56,12 @@ def evaluate(settings: EvaluateConfig, inputs: Mapping[str, Artifact], workspace
     checkpoint = _checkpoint(settings, inputs)
     folder = step_folder_of(checkpoint, settings.step)
     info = read_info(folder)
-    held_out = open_data(_data(settings, inputs), checkpoint)
-    prefix = held_out.eod_id if held_out.eod_id is not None else held_out.tokenizer.eod_id
-    if prefix is None:
-        raise ConfigError(
-            f"the tokenizer {held_out.tokenizer.source} has no end-of-document token to stand before a document, so "
-            "its first token cannot be scored. Use a tokenizer with one, such as <|endoftext|>."
-        )
+    held_out = open_data(_data(settings, inputs), checkpoint, settings.max_documents)
+    prefix = _prefix_token(held_out)
     window = settings.seq_length or info.seq_length
-    dataset = held_out.dataset
-    count = min(dataset.num_documents, settings.max_documents or dataset.num_documents)
-    texts = (_without_eod(dataset.document(n), held_out.eod_id) for n in range(count))
+    texts = (_without_eod(held_out.dataset.document(n), held_out.eod_id) for n in range(held_out.count))
     rows, owners = document_rows(texts, prefix=prefix, window=window)
-    workspace.progress.note(f"step {info.step}: {count} documents, {int(rows.lengths.sum())} tokens to score")
+    workspace.progress.note(f"step {info.step}: {held_out.count} documents, {int(rows.lengths.sum())} tokens to score")
     scores = score_rows(
         folder,
         rows,
@@ -78,9 +73,7 @@ def evaluate(settings: EvaluateConfig, inputs: Mapping[str, Artifact], workspace
         device=settings.device,
         logs=workspace.path / "logs",
     )
-    subsets = [name or "" for name in dataset.column("subset") or [""] * count][:count]
-    num_bytes = _bytes_of(held_out, count)
-    documents = by_document(scores, owners, subsets, num_bytes)
+    documents = by_document(scores, owners, _subsets_of(held_out), _bytes_of(held_out))
     metrics = metrics_of(documents)
     how = {
         "normaliser": "perplexity per token, bits_per_byte per UTF-8 byte of the text",
@@ -89,8 +82,9 @@ def evaluate(settings: EvaluateConfig, inputs: Mapping[str, Artifact], workspace
         "prefix_token": held_out.tokenizer.token(prefix),
         "scores_end_of_document": False,
         "precision": settings.precision,
-        "layout": dict(info.layout) | {"data_parallel": settings.data_parallel},
-        "data": inputs["dataset"].fingerprint if "dataset" in inputs else settings.data,
+        # How many copies share the rows changes nothing, and so does not stand in the result.
+        "layout": {name: value for name, value in info.layout.items() if name != "data_parallel"},
+        "data": _data_digest(settings, inputs, workspace),
         "interval": "95 %, bootstrap over documents, 1000 resamples",
     }
     result = {"step": info.step, "task": "perplexity", "how": how, "metrics": metrics}
@@ -121,8 +115,23 @@ def _data(settings: EvaluateConfig, inputs: Mapping[str, Artifact]) -> Path:
     return user_path(settings.data)
 
 
-def open_data(path: Path, checkpoint: Path) -> HeldOut:
+def _data_digest(
+    settings: EvaluateConfig, inputs: Mapping[str, Artifact], workspace: Workspace
+) -> str | dict[str, str]:
+    """Return what the data are known by: the fingerprint of an input, else content or sha256 of files."""
+    if "dataset" in inputs:
+        return inputs["dataset"].fingerprint
+    path = _data(settings, inputs)
+    return artifact_content(path) or workspace.store.digest_all(pair_files(path))
+
+
+def open_data(path: Path, checkpoint: Path, max_documents: int | None = None) -> HeldOut:
     """Open held-out data, and check that it was made with the checkpoint's tokenizer.
+
+    Args:
+        path: As for `TokenDataset`.
+        checkpoint: Folder of the artifact or run.
+        max_documents: Open the first documents only.
 
     Raises:
         ConfigError: Neither the data nor the checkpoint has a tokenizer, or they differ.
@@ -144,17 +153,33 @@ def open_data(path: Path, checkpoint: Path) -> HeldOut:
                 f"--tokenizer {other}."
             )
     eod = tokenizer.eod_id
-    ends = [dataset.document(n)[-1:] for n in range(dataset.num_documents)]
-    has_eod = eod is not None and bool(ends) and all(len(end) and int(end[0]) == eod for end in ends)
-    return HeldOut(dataset, tokenizer, eod if has_eod else None)
+    count = min(dataset.num_documents, max_documents or dataset.num_documents)
+    has_eod = eod is not None and count > 0 and bool((dataset.last_tokens(count) == eod).all())
+    return HeldOut(dataset, tokenizer, eod if has_eod else None, count)
+
+
+def _prefix_token(held_out: HeldOut) -> int:
+    prefix = held_out.eod_id if held_out.eod_id is not None else held_out.tokenizer.eod_id
+    if prefix is None:
+        raise ConfigError(
+            f"the tokenizer {held_out.tokenizer.source} has no end-of-document token to stand before a document, so "
+            "its first token cannot be scored. Use a tokenizer with one, such as <|endoftext|>."
+        )
+    return prefix
+
+
+def _subsets_of(held_out: HeldOut) -> list[str]:
+    names = held_out.dataset.column("subset") or [""] * held_out.count
+    return [name or "" for name in names[: held_out.count]]
 
 
 def _without_eod(document: Any, eod_id: int | None) -> Any:
     return document if eod_id is None else document[:-1]
 
 
-def _bytes_of(held_out: HeldOut, count: int) -> Ints:
+def _bytes_of(held_out: HeldOut) -> Ints:
     """UTF-8 bytes of each text: as ingest counted them, else of the decoded tokens."""
+    count = held_out.count
     known = held_out.dataset.column("bytes")
     if known is not None:
         return np.asarray(known[:count], dtype=np.int64)

@@ -76,7 +76,10 @@ def score_rows(
     if not len(rows):
         empty = np.empty(0, np.int64)
         return RowScores(np.empty(0), empty, empty)
-    layout = LayoutConfig.model_validate(info.layout).model_copy(update={"data_parallel": data_parallel})
+    # Each copy holds all of its weights: copies that shared them would wait for each other at every batch, and
+    # they need not have equally many.
+    copies = {"data_parallel": data_parallel, "shard": "none"}
+    layout = LayoutConfig.model_validate(info.layout).model_copy(update=copies)
     with tempfile.TemporaryDirectory(prefix="shardline-score-") as folder:
         rows.save(Path(folder) / "rows.npz")
         # Under sequence parallelism a row is padded to a multiple of the tensor-parallel degree.

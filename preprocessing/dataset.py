@@ -112,6 +112,18 @@ class TokenDataset:
             number -= shard.num_documents
         raise IndexError(f"{self.path} has {self.num_documents} documents")
 
+    def last_tokens(self, count: int) -> npt.NDArray[np.int64]:
+        """Return the last token of each of the first documents, -1 of an empty one; reads no other token.
+
+        Returns:
+            (count,).
+        """
+        parts = [np.empty(0, np.int64)]
+        for shard in self.shards:
+            parts.append(shard.last_tokens(min(count, shard.num_documents)))
+            count -= len(parts[-1])
+        return np.concatenate(parts)
+
     def sequence(self, number: int, offset: int = 0, length: int | None = None) -> npt.NDArray[Any]:
         """Return the tokens of a sequence, or a part of them, as a view of the file."""
         shard = int(np.searchsorted(self.shard_starts, number, side="right")) - 1

@@ -198,6 +198,19 @@ class IndexedDataset:
         first, last = int(self.document_bounds[number]), int(self.document_bounds[number + 1])
         return np.concatenate([self.tokens[:0], *(self.sequence(n) for n in range(first, last))])
 
+    def last_tokens(self, count: int) -> npt.NDArray[np.int64]:
+        """Return the last token of each of the first `count` documents; -1 of an empty one."""
+        bounds = self.document_bounds[: count + 1].astype(np.int64)
+        found = np.full(count, -1, dtype=np.int64)
+        last = bounds[1:] - 1
+        is_plain = bounds[1:] > bounds[:-1]
+        is_plain[is_plain] = self.lengths[last[is_plain]] > 0
+        chosen = last[is_plain]
+        found[is_plain] = self.tokens[self.pointers[chosen] // self.dtype.itemsize + self.lengths[chosen] - 1]
+        for number in np.flatnonzero(~is_plain):  # of no sequence, or whose last sequence is empty
+            found[number] = next(iter(self.document(int(number))[-1:].tolist()), -1)
+        return found
+
     def problems(self) -> Iterator[str]:
         """Say what is wrong with the index: pointers, lengths, document bounds."""
         if len(self.lengths) and int(self.lengths.min()) < 0:

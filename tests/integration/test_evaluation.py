@@ -2,21 +2,27 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from models import tiny_model, write_model
 
+from contracts.digests import sha256_of
 from contracts.errors import ConfigError, InputError
 from contracts.progress import SilentProgress
 from contracts.store import ArtifactStore
 from evaluation.config import EvaluateConfig
+from evaluation.evaluate import open_data
 from evaluation.requests import encode
 from evaluation.score import score_file
 from evaluation.stage import EVALUATE
 from preprocessing.config import IngestConfig
+from preprocessing.dataset import TokenDataset
+from preprocessing.indexed_dataset import PairWriter
 from preprocessing.stages import INGEST
 from preprocessing.tokenizer import load_tokenizer
 
@@ -139,3 +145,50 @@ def test_data_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match="another tokenizer than the model's"):
         evaluated(tmp_path, CASES / "EVL-04" / "docs.jsonl", checkpoint.parent)
+
+
+def _prefix_of(dataset: Path, target: Path) -> str:
+    for suffix in (".bin", ".idx"):
+        (source,) = dataset.glob(f"*{suffix}")
+        target.with_suffix(suffix).write_bytes(source.read_bytes())
+    return str(target)
+
+
+def test_a_pair_is_known_by_its_bytes_and_not_by_its_place(tmp_path: Path) -> None:
+    checkpoint = write_model(tmp_path / "model", tiny_model())
+    shutil.copytree(BYTES, checkpoint.parent / "tokenizer")
+    store = ArtifactStore(tmp_path / "store")
+    dataset = INGEST.run(
+        IngestConfig(sources=(str(CASES / "EVL-04" / "docs.jsonl"),), tokenizer=str(BYTES)), store=store
+    )
+    prefix = _prefix_of(dataset.path, tmp_path / "pair")
+
+    settings = EvaluateConfig(checkpoint=str(checkpoint), data=prefix, max_documents=1, data_parallel=2)
+    artifact = EVALUATE.run(settings, store=store)
+
+    how = json.loads((artifact.path / "results.json").read_text())["how"]
+    assert how["data"] == {suffix: sha256_of(Path(prefix + suffix)) for suffix in (".bin", ".idx")}
+    assert str(tmp_path) not in json.dumps(how)
+    assert "data_parallel" not in how["layout"] and how["layout"]["tensor_parallel"] == 1
+    assert artifact.summary["metrics"]["documents"] == 1
+
+
+def test_only_the_documents_that_are_measured_decide_whether_they_end_with_a_token(tmp_path: Path) -> None:
+    checkpoint = write_model(tmp_path / "model", tiny_model())
+    shutil.copytree(BYTES, checkpoint.parent / "tokenizer")
+    eod = load_tokenizer(BYTES).eod_id
+    assert eod is not None
+    writer = PairWriter(tmp_path / "pair", np.dtype("<u2"))
+    writer.append(np.array([1, 2, eod, 3, eod, 4]), np.array([3, 2, 1]))
+    writer.finish()
+
+    assert open_data(tmp_path / "pair", checkpoint, 2).eod_id == eod
+    assert open_data(tmp_path / "pair", checkpoint).eod_id is None
+
+
+def test_last_tokens_are_those_of_the_documents_read_whole() -> None:
+    for path in sorted((CASES / "megatron_index" / "datasets").glob("*.idx")):
+        dataset = TokenDataset(path)
+        count = min(dataset.num_documents, 50)
+        whole = [next(iter(dataset.document(n)[-1:].tolist()), -1) for n in range(count)]
+        assert dataset.last_tokens(count).tolist() == whole
