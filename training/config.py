@@ -58,8 +58,8 @@ class ModelConfig(Settings):
     }
 
     family: Family = Field("gpt2", description="Which defaults the fields below take: gpt2 or llama.")
-    num_layers: PositiveInt = Field(4, description="Transformer blocks.")
-    hidden_size: PositiveInt = Field(256, description="Width of the residual stream.")
+    num_layers: PositiveInt = Field(4, le=10_000, description="Transformer blocks.")
+    hidden_size: PositiveInt = Field(256, le=2**20, description="Width of the residual stream.")
     num_attention_heads: PositiveInt = Field(4, description="Query heads.")
     num_query_groups: PositiveInt = Field(
         4, description="Key-value heads; query heads share them evenly. Default: num_attention_heads."

@@ -98,11 +98,30 @@ def read_info(folder: Path) -> CheckpointInfo:
             raise InputError(f"{path}: not the manifest of a {NATIVE_FORMAT} checkpoint.")
         data.pop("consumed_tokens")
         data["parameters"] = {name: tuple(shape) for name, shape in data["parameters"].items()}
-        return CheckpointInfo(**data)
+        info = CheckpointInfo(**data)
+        _require_types(info)
+        return info
     except FileNotFoundError:
         raise InputError(f"{folder}: no {MANIFEST}, so this is no finished native checkpoint.") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path}: not a checkpoint manifest ({error}).") from error
+
+
+def _require_types(info: CheckpointInfo) -> None:
+    """Refuse values that no save writes, such as files outside the folder.
+
+    Raises:
+        ValueError: Says which.
+    """
+    for name in ("model", "layout", "parameters", "files", "extra"):
+        if not isinstance(getattr(info, name), dict):
+            raise ValueError(f"{name} is no group")
+    for name in ("step", "consumed_samples", "seq_length"):
+        if type(getattr(info, name)) is not int or getattr(info, name) < 0:
+            raise ValueError(f"{name} is no count")
+    for name, facts in info.files.items():
+        if "/" in name or name in ("", ".", "..") or not isinstance(facts, dict):
+            raise ValueError(f"the file {name!r} is not inside the checkpoint")
 
 
 def list_checkpoints(root: Path, *, digests: bool = False) -> list[StepFolder]:

@@ -136,3 +136,24 @@ def test_retention_counts_steps_as_numbers_and_never_takes_the_last_whole_one(tm
     shutil.rmtree(tmp_path / step_folder_name(10))
     prune(tmp_path, 1)
     assert [item.step for item in list_checkpoints(tmp_path)] == [100]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"files": [1]},
+        {"files": {"../../secret": {"bytes": 1, "sha256": "0"}}},
+        {"files": {"a": 5}},
+        {"model": None},
+        {"layout": []},
+        {"step": "x"},
+        {"seq_length": True},
+        {"parameters": {"a": 5}},
+    ],
+)
+def test_a_strangers_manifest_with_wrong_values_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    path = _native(tmp_path, 100) / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+
+    with pytest.raises(InputError, match="not a checkpoint manifest"):
+        read_info(path.parent)
