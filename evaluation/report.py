@@ -9,40 +9,36 @@ from typing import Any
 import numpy as np
 
 from contracts.artifact import Artifact
-from contracts.errors import ConfigError, InputError
+from contracts.errors import InputError
 from contracts.files import write_atomically
 from contracts.json_text import parse_json
 from contracts.store import Workspace
 from evaluation.config import ReportConfig
 from evaluation.evaluate import RESULTS
 from evaluation.plots import loss_curve, subset_bars, subset_sizes
+from evaluation.report_inputs import Subject, subject_of
 from preprocessing.dataset import TokenDataset
+from training.metrics import METRICS, read
 
 PAGE = "report.html"
-METRICS = "metrics.jsonl"
 
 
 def report(settings: ReportConfig, inputs: Mapping[str, Artifact], workspace: Workspace) -> dict[str, Any]:
     """Draw the plots and the page.
 
     Raises:
-        ConfigError: There is no checkpoint among the inputs.
+        ConfigError: There is no checkpoint among the inputs, or one is of a wrong kind.
+        InputError: The record of the run or an evaluation is damaged.
     """
-    if "checkpoint" not in inputs:
-        raise ConfigError("report: no checkpoint. Give --checkpoint with the artifact of a training run.")
-    checkpoint = inputs["checkpoint"]
-    evaluations = {
-        name.partition(".")[2] or name: item for name, item in inputs.items() if name.startswith("evaluation")
-    }
-    folder = workspace.path
-    curve = read_curve(checkpoint.path / METRICS)
-    dataset = inputs.get("dataset")
+    subject = subject_of(inputs, workspace)
+    checkpoint, dataset, folder = subject.checkpoint, subject.dataset, workspace.path
+    curve = read_curve(subject.run.path / METRICS)
     unigram = unigram_entropy(TokenDataset(dataset.path)) if dataset is not None else None
     plots: list[tuple[str, str]] = []
     if curve:
         loss_curve(folder / "loss.png", [row["step"] for row in curve], losses(curve), unigram=unigram)
         plots.append(("Training loss", "loss.png"))
-    results = {name: _result(item) for name, item in evaluations.items()}
+    results = {name: _result(item) for name, item in subject.evaluations.items()}
     if results and _draw_subsets(folder / "subsets.png", results):
         plots.append(("Held-out bits per byte", "subsets.png"))
     if dataset is not None and (sizes := dataset.summary.get("subsets")):
@@ -52,7 +48,7 @@ def report(settings: ReportConfig, inputs: Mapping[str, Artifact], workspace: Wo
     facts = _facts(checkpoint, dataset, curve, unigram)
     tables = [_table(["fact", "value"], [[key, str(value)] for key, value in facts.items()])]
     tables += [f"<h2>Held-out, per subset: {html.escape(name)}</h2>{_metrics_table(r)}" for name, r in results.items()]
-    write_atomically(folder / PAGE, _page(title, folder, plots, tables, inputs))
+    write_atomically(folder / PAGE, _page(title, folder, plots, tables, _sources(subject)))
     summary: dict[str, Any] = {"title": title, "plots": [name for _, name in plots]}
     if curve:
         summary["first_loss_nats"], summary["final_loss_nats"] = losses(curve)[0], final_loss(curve)
@@ -62,22 +58,12 @@ def report(settings: ReportConfig, inputs: Mapping[str, Artifact], workspace: Wo
 
 
 def read_curve(path: Path) -> list[dict[str, Any]]:
-    """Read `metrics.jsonl`: the last line of each step, in order; [] if there is no such file.
+    """Return the last line of each step that has a loss, in order; [] if there is no such file.
 
     Raises:
         InputError: A line is damaged.
     """
-    rows: dict[int, dict[str, Any]] = {}
-    lines = path.read_bytes().splitlines() if path.is_file() else []
-    for number, line in enumerate(lines, 1):
-        try:
-            row = parse_json(line)
-            if "loss_nats" in row:
-                rows[int(row["step"])] = {**row, "loss_nats": float(row["loss_nats"])}
-        except (ValueError, KeyError, TypeError) as error:
-            if number == len(lines):
-                continue  # the last line of a killed run may be cut
-            raise InputError(f"{path}, line {number}: damaged ({error}). Run shardline verify on the run.") from error
+    rows = {row["step"]: row for row in read(path, is_strict=True) if "loss_nats" in row}
     return [rows[step] for step in sorted(rows)]
 
 
@@ -165,6 +151,13 @@ def _facts(
     return facts
 
 
+def _sources(subject: Subject) -> dict[str, Artifact]:
+    found = {"checkpoint": subject.checkpoint, "run": subject.run, "dataset": subject.dataset}
+    if subject.run is subject.checkpoint:
+        del found["run"]
+    return {name: item for name, item in found.items() if item is not None} | dict(subject.evaluations)
+
+
 def _metrics_table(result: Mapping[str, Any]) -> str:
     columns = ("documents", "tokens", "bytes", "loss_nats", "perplexity", "bits_per_byte", "token_accuracy")
     metrics = result["metrics"]
@@ -205,10 +198,10 @@ def _page(
     folder: Path,
     plots: Sequence[tuple[str, str]],
     tables: Sequence[str],
-    inputs: Mapping[str, Artifact],
+    made_of: Mapping[str, Artifact],
 ) -> str:
     images = "".join(_image(name, folder / file) for name, file in plots)
-    sources = _table(["input", "artifact", "fingerprint"], [[n, i.name, i.fingerprint] for n, i in inputs.items()])
+    sources = _table(["input", "artifact", "fingerprint"], [[n, i.name, i.fingerprint] for n, i in made_of.items()])
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>'
         f"<style>{_STYLE}</style><h1>{html.escape(title)}</h1><p>What was trained, on what, and how it does on "

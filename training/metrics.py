@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from contracts.errors import InputError
 from contracts.json_text import parse_json
 
 METRICS = "metrics.jsonl"
@@ -43,18 +44,35 @@ def cut(path: Path, after_step: int) -> None:
     temporary.replace(path)
 
 
-def read(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the whole lines of a metrics file; none if it does not exist."""
+def read(path: Path, *, is_strict: bool = False) -> Iterator[dict[str, Any]]:
+    """Yield the whole lines of a metrics file; none if it does not exist.
+
+    Args:
+        is_strict: Leave out nothing but the last line, which a killed run may have cut.
+
+    Raises:
+        InputError: A line is damaged, and `is_strict` says that it matters; names it.
+    """
     if not path.exists():
         return
     with path.open("rb") as file:
-        for line in file:
+        damage: str | None = None
+        for number, line in enumerate(file, 1):
+            if damage is not None:
+                raise InputError(f"{path}, line {number - 1}: damaged ({damage}). Run shardline verify on the run.")
             try:
-                data = parse_json(line)
-            except ValueError:
-                continue
-            if isinstance(data, dict) and isinstance(data.get("step"), int):
-                yield data
+                yield _parsed(line)
+            except ValueError as error:
+                damage = str(error) if is_strict else None
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    data = parse_json(line)
+    if not isinstance(data, dict) or not isinstance(data.get("step"), int):
+        raise ValueError("it has no step")
+    if not isinstance(data.get("loss_nats", 0.0), int | float):
+        raise ValueError("its loss is no number")
+    return data
 
 
 class LastLine:
