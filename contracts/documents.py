@@ -14,6 +14,7 @@ _INT = re.compile(r"^[-+]?[0-9]+$|^0o[0-7]+$|^0x[0-9a-fA-F]+$")
 _GROUPED = re.compile(r"^[-+]?[0-9]+(_[0-9]+)+$")
 _LEADING_ZERO = re.compile(r"^[-+]?0[0-9_]+$")
 _MOST_VALUES = 100_000
+MAX_NAMED = 3  # overrides named in one message
 
 Keys = tuple[str | int, ...]
 
@@ -53,7 +54,7 @@ class Document:
     def _overridden_below(self, path: Keys) -> str:
         """Name the overrides inside a group, since one of them may be what is wrong with it."""
         found = [text for keys, text in self.origins.items() if keys[: len(path)] == path]
-        return f" with {', '.join(found)}" if found else ""
+        return f" with {', '.join(found)}" if 0 < len(found) <= MAX_NAMED else ""
 
 
 def load_yaml(path: Path) -> Document:

@@ -1,14 +1,30 @@
 """Settings of the preprocessing stages: corpus, tokenizer, ingest, index."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from contracts.configuration import Settings, added, execution
 from preprocessing.splits import parse_split
 
 END_OF_DOCUMENT = "<|endoftext|>"
 MIB = 2**20
+
+
+def _split_text(value: Any) -> Any:
+    # YAML and -s read `split: 1` as a number and `[99, 1, 0]` as a list; both mean what they say.
+    if isinstance(value, list | tuple):
+        return ",".join(str(item) for item in value)
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+def _checked_split(value: str) -> str:
+    parse_split(value)
+    return value
+
+
+Split = Annotated[str, BeforeValidator(_split_text), AfterValidator(_checked_split)]
+"""Weights of train, valid and test, as in "949,50,1"."""
 
 
 class CorpusConfig(Settings):
@@ -126,21 +142,7 @@ class IndexConfig(Settings):
     )
     test_samples: int | None = Field(None, ge=0, description="Test samples. Empty: as valid_samples.")
     seed: int = Field(1234, ge=0, lt=2**32, description="Seed of the order of documents and samples.")
-    split: str = Field("100,0,0", description="Weights of train, valid and test, by position in the dataset.")
-
-    @field_validator("split", mode="before")
-    @classmethod
-    def _as_text(cls, value: Any) -> Any:
-        # YAML and -s read `split: 1` as a number and `[99, 1, 0]` as a list; both mean what they say.
-        if isinstance(value, list | tuple):
-            return ",".join(str(item) for item in value)
-        return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
-
-    @field_validator("split")
-    @classmethod
-    def _is_a_split(cls, value: str) -> str:
-        parse_split(value)
-        return value
+    split: Split = Field("100,0,0", description="Weights of train, valid and test, by position in the dataset.")
 
     @model_validator(mode="after")
     def _weights_are_usable(self) -> "IndexConfig":

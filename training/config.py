@@ -8,14 +8,16 @@ micro-batch size and recomputation are not, because the global batch fixes the r
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from contracts.configuration import Settings, execution
-from preprocessing.splits import parse_split
+from preprocessing.config import Split
 
 Family = Literal["gpt2", "llama"]
 Precision = Literal["float32", "bf16", "float64"]
 DeviceSetting = Literal["auto", "cpu", "cuda"]
+
+IGNORE_INDEX = -100  # label of a position that gives no loss and no score, as in torch
 
 _FAMILY: dict[str, dict[str, Any]] = {
     "gpt2": {
@@ -242,7 +244,7 @@ class PretrainConfig(Settings):
         "none", description="Activations computed again in backward: none, all but matrix products, or whole blocks."
     )
     seed: int = Field(1234, ge=0, description="Seed of initial weights, sample order and dropout.")
-    split: str = Field("98,2,0", description="Weights of train, valid and test, by position in the dataset.")
+    split: Split = Field("98,2,0", description="Weights of train, valid and test, by position in the dataset.")
     dataset_weights: tuple[float, ...] | None = Field(
         None, description="Share of each dataset in a blend; default: by their sizes."
     )
@@ -257,18 +259,6 @@ class PretrainConfig(Settings):
         120, description="Seconds that ranks get to save when the run is interrupted, before they are ended."
     )
     timeout_s: PositiveInt = execution(1800, description="Seconds a rank waits for its peers before it gives up.")
-
-    @field_validator("split", mode="before")
-    @classmethod
-    def _as_text(cls, value: Any) -> Any:
-        # YAML and -s read `split: [98, 2, 0]` as a list; both forms mean the same.
-        return ",".join(str(item) for item in value) if isinstance(value, list | tuple) else value
-
-    @field_validator("split")
-    @classmethod
-    def _is_a_split(cls, value: str) -> str:
-        parse_split(value)
-        return value
 
     @model_validator(mode="after")
     def _check(self) -> Self:
