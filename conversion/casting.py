@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from training.parameters import OPTIMIZER_PREFIX
+
 DTYPES = {
     "float32": torch.float32,
     "bf16": torch.bfloat16,
@@ -32,7 +34,7 @@ class Caster:
 
     def dtype_of(self, name: str, dtype: torch.dtype) -> torch.dtype:
         """Return the type in which a tensor is written."""
-        return dtype if self.target is None or name.startswith("optim.") else self.target
+        return dtype if self.target is None or name.startswith(OPTIMIZER_PREFIX) else self.target
 
     def __call__(self, name: str, tensor: Tensor, *, counts: bool = True) -> Tensor:
         """Cast a piece of tensor `name`; `counts` is off where the same piece is cast again for comparison."""

@@ -3,8 +3,7 @@
 import re
 from pathlib import Path
 
-from contracts.json_text import parse_json
-from training.step_folders import MANIFEST, NATIVE_FORMAT, TRACKER, list_checkpoints
+from training.step_folders import TRACKER, is_native, list_checkpoints
 
 # Formats that can be read; the others are recognized, so that a message can say what they are.
 READABLE = ("native", "huggingface")
@@ -30,7 +29,7 @@ def format_of(path: Path) -> str | None:
 
 def _of_one(folder: Path) -> str | None:
     """Format of a folder that holds one checkpoint itself."""
-    if _is_native(folder):
+    if is_native(folder):
         return "native"
     if (folder / "config.json").is_file() and any(
         any(folder.glob(pattern)) for pattern in ("*.safetensors", "*.safetensors.index.json", "*.bin")
@@ -62,11 +61,3 @@ def _by_name(folder: Path) -> str | None:
     if re.fullmatch(r"step-\d{8}", folder.name):
         return "native"
     return "megatron" if folder.name.startswith("iter_") and any(folder.glob("mp_rank_*")) else None
-
-
-def _is_native(folder: Path) -> bool:
-    try:
-        data = parse_json((folder / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(data, dict) and data.get("format") == NATIVE_FORMAT

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from contracts.digests import sha256_of
 from contracts.files import sync, write_atomically
 from contracts.progress import Progress
 from conversion.casting import Caster
@@ -18,7 +19,6 @@ from conversion.huggingface_names import links_of
 from conversion.linked_rows import derive_foreign
 from conversion.safetensors_files import header_bytes, split_into_files, write_file
 from training.config import ModelConfig
-from training.step_folders import file_digest
 
 
 class HuggingFaceTarget:
@@ -94,7 +94,7 @@ class HuggingFaceTarget:
         for n, (name, entries) in enumerate(self.files.items(), 1):
             path = folder / name
             if is_resumed and _is_whole(path, header_bytes(entries, metadata), entries):
-                digests[name] = file_digest(path)
+                digests[name] = sha256_of(path)
             else:
                 digests[name] = write_file(path, entries, metadata, self._pieces)
             progress.update(n, total=len(self.files), unit="files")

@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from contracts.digests import sha256_of
 from contracts.errors import InputError, ShardlineError
 from conversion.catalogue import Box, Checkpoint, TensorEntry, equal_bits, num_elements, row_blocks
 from conversion.detect import NAMES, READABLE, format_of
 from conversion.rank_shards import degrees
 from conversion.reading import model_of, open_checkpoint
+from training.parameters import OPTIMIZER_PREFIX
 from training.step_folders import find_latest, list_checkpoints
 
 
@@ -153,12 +155,10 @@ def _problems(checkpoint: Checkpoint) -> list[str]:
 
 def _damaged_files(checkpoint: Checkpoint) -> list[str]:
     """Files of a step folder given by itself; folders of several steps are checked by their list."""
-    from training.step_folders import file_digest
-
     return [
         f"{checkpoint.path / name}: its sha256 differs from the one in the manifest"
         for name, facts in checkpoint.info.files.items()
-        if file_digest(checkpoint.path / name) != facts["sha256"]
+        if sha256_of(checkpoint.path / name) != facts["sha256"]
     ]
 
 
@@ -209,7 +209,7 @@ def _differences(first: Checkpoint, second: Checkpoint) -> dict[str, Any]:
 
 
 def _common_rows(a: TensorEntry, b: TensorEntry, vocab: int, *, keep_padding: bool) -> Box | None:
-    is_vocab = a.name.removeprefix("optim.").startswith(("embedding.word.", "output."))
+    is_vocab = a.name.removeprefix(OPTIMIZER_PREFIX).startswith(("embedding.word.", "output."))
     if a.shape == b.shape and (keep_padding or not is_vocab):
         return a.box
     if is_vocab and a.shape[1:] == b.shape[1:] and min(a.shape[0], b.shape[0]) >= vocab:

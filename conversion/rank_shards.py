@@ -11,10 +11,7 @@ from typing import Any
 
 from conversion.catalogue import Box, Shape, num_elements
 from training.config import LayoutConfig, ModelConfig
-from training.parameters import stage_layers, stored_parameters
-
-OPTIMIZER_PREFIX = "optim."
-MOMENTS = ("exp_avg", "exp_avg_sq")
+from training.parameters import MOMENTS, OPTIMIZER_PREFIX, stage_layers, stored_parameters
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,9 @@ from pydantic import ValidationError
 from contracts.errors import ConfigError, InputError
 from conversion.catalogue import Checkpoint
 from conversion.detect import NAMES, format_of
-from conversion.rank_shards import MOMENTS, OPTIMIZER_PREFIX
 from conversion.step_choice import native_step_folder
 from training.config import ModelConfig
-from training.parameters import stored_parameters
+from training.parameters import MOMENTS, OPTIMIZER_PREFIX, stored_parameters
 from training.step_folders import CheckpointInfo
 
 

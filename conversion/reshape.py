@@ -17,9 +17,10 @@ from conversion.huggingface_writing import HuggingFaceTarget
 from conversion.logits import max_logit_difference, require_transformers
 from conversion.reading import open_checkpoint
 from conversion.targets import Plan, dropped_and_kept, make_plan
-from conversion.tokenizer_files import copy_tokenizer, special_token_ids, tokenizer_files
+from conversion.tokenizer_files import special_token_ids, tokenizer_files
 from conversion.verification import check_source_files, compare_written
 from training.flops import parameter_count, step_flops_per_token
+from training.tokenizer_folder import TOKENIZER, copy_tokenizer
 
 
 def reshape(settings: ReshapeConfig, inputs: Mapping[str, Artifact], workspace: Workspace) -> dict[str, Any]:
@@ -108,7 +109,7 @@ def _write(
     if "checkpoint" in inputs:
         extra["reshaped_from"]["fingerprint"] = inputs["checkpoint"].fingerprint
     if files:
-        copy_tokenizer(files, root / "tokenizer")
+        copy_tokenizer(files, root / TOKENIZER)
     folder = plan.target.write(
         root, extra=extra, progress=workspace.progress, workers=workers, is_resumed=workspace.is_resumed
     )

@@ -13,10 +13,9 @@ from conversion.config import ReshapeConfig
 from conversion.huggingface_writing import HuggingFaceTarget
 from conversion.linked_rows import derive_resized
 from conversion.native_writing import NativeTarget
-from conversion.rank_shards import MOMENTS, OPTIMIZER_PREFIX
 from conversion.reading import model_of
 from training.config import LayoutConfig, ModelConfig, check_layout
-from training.parameters import stored_parameters
+from training.parameters import MOMENTS, OPTIMIZER_PREFIX, stored_parameters
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
-"""Finds the tokenizer that belongs to a checkpoint and copies it; light: no torch."""
+"""The files of the tokenizer that a checkpoint carries, and what they say; light: no torch."""
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from contracts.json_text import parse_json
+from training.tokenizer_folder import tokenizer_folder
 
 NAMES = (
     "tokenizer.json",
@@ -21,29 +21,12 @@ NAMES = (
 _TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
-def tokenizer_folder(checkpoint: Path) -> Path | None:
-    """Return the folder with the tokenizer of a checkpoint: itself, `tokenizer/` in it, or those of its parent."""
-    for folder in (checkpoint, checkpoint / "tokenizer", checkpoint.parent, checkpoint.parent / "tokenizer"):
-        if (folder / "tokenizer.json").is_file() or (folder / "tokenizer.model").is_file():
-            return folder
-    return None
-
-
 def tokenizer_files(checkpoint: Path) -> dict[str, Path]:
     """Name the files of the tokenizer that a checkpoint carries; {} if it carries none."""
     folder = tokenizer_folder(checkpoint)
     if folder is None:
         return {}
     return {name: folder / name for name in NAMES if (folder / name).is_file()}
-
-
-def copy_tokenizer(files: Mapping[str, Path], target: Path) -> None:
-    """Copy the files to `target`, made if need be; each appears whole."""
-    target.mkdir(parents=True, exist_ok=True)
-    for name, source in files.items():
-        unfinished = target / f"{name}.tmp"
-        shutil.copyfile(source, unfinished)
-        unfinished.replace(target / name)
 
 
 def special_token_ids(files: Mapping[str, Path]) -> dict[str, int]:

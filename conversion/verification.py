@@ -13,6 +13,7 @@ from conversion.linked_rows import LinkedCatalogue
 from conversion.native import NativeCatalogue
 from conversion.threads import in_threads
 from training.config import ModelConfig
+from training.parameters import OPTIMIZER_PREFIX
 from training.step_folders import CheckpointInfo
 
 
@@ -84,7 +85,7 @@ def _vocab_rows(written: Checkpoint, source: Checkpoint) -> Mapping[str, int]:
         name: rows
         for name, entry in written.tensors.entries.items()
         if entry.shape != source.tensors.entries[name].shape or written.format != "native"
-        if name.removeprefix("optim.").startswith(("embedding.word.", "output."))
+        if name.removeprefix(OPTIMIZER_PREFIX).startswith(("embedding.word.", "output."))
     }
 
 

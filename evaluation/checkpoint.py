@@ -5,6 +5,7 @@ from pathlib import Path
 from contracts.errors import ConfigError, InputError
 from preprocessing.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 from training.step_folders import find_latest, list_checkpoints, native_problem, resolve_step_folder
+from training.tokenizer_folder import tokenizer_folder
 
 
 def step_folder_of(checkpoint: Path, step: int | None) -> Path:
@@ -39,11 +40,9 @@ def _chosen(checkpoint: Path, step: int | None) -> Path:
 
 
 def tokenizer_path_of(checkpoint: Path) -> Path | None:
-    """Return the folder with the tokenizer that a checkpoint carries, or None."""
-    for folder in (checkpoint / "tokenizer", checkpoint, checkpoint.parent / "tokenizer"):
-        if (folder / TOKENIZER_FILE).is_file():
-            return folder
-    return None
+    """Return the folder with the tokenizer that a checkpoint carries, if it is one that can be loaded; else None."""
+    folder = tokenizer_folder(checkpoint)
+    return folder if folder is not None and (folder / TOKENIZER_FILE).is_file() else None
 
 
 def tokenizer_of(checkpoint: Path) -> Tokenizer:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from contracts.files import write_atomically
 from evaluation.rows import Ints, Rows, RowScores, batches, padded_batch
 from evaluation.scoring import Job
 from training.checkpoint import load_model
@@ -62,9 +63,7 @@ def score(scorer: Scorer, mesh: Mesh, rows: Rows, job: Job) -> tuple[Ints, RowSc
 
 def report(path: Path, done: int, total: int) -> None:
     """Leave word for the launcher how far the work is."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps({"done": min(done, total), "total": total}), encoding="utf-8")
-    temporary.replace(path)
+    write_atomically(path, json.dumps({"done": min(done, total), "total": total}), is_durable=False)
 
 
 def save(path: Path, numbers: Ints, scores: RowScores) -> None:

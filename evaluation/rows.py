@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-IGNORE_INDEX = -100
+from training.config import IGNORE_INDEX
+
 Ints = npt.NDArray[np.int64]
 
 

@@ -6,7 +6,6 @@ objects) under canonical names, with the optimizer under `optim.<name>.exp_avg` 
 one step, after all bytes are on the disk.
 """
 
-import os
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping
@@ -24,26 +23,25 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from contracts.digests import sha256_of
 from contracts.errors import InputError, ShardlineError
-from training.config import LayoutConfig, ModelConfig, Precision, PretrainConfig
+from contracts.files import sync, write_atomically
+from training.config import ModelConfig, Precision, PretrainConfig
 from training.dtensors import as_dtensors
 from training.gradients import LocalParameter, local_parameters
 from training.mesh import Mesh
 from training.model import TransformerStage
 from training.optimizer import LocalAdamW
-from training.parameters import stored_parameters
+from training.parameters import OPTIMIZER_PREFIX, stored_parameters
 from training.safe_pickle import read_dcp_metadata
 from training.step_folders import (
     MANIFEST,
     CheckpointInfo,
-    file_digest,
     list_checkpoints,
     read_info,
     step_folder_name,
 )
 from training.trainer import Trainer, build_stage
-
-OPTIMIZER_PREFIX = "optim."
 
 
 class SafeReader(FileSystemReader):
@@ -160,12 +158,7 @@ def _without_ranks() -> Iterator[None]:
 
 def publish(unfinished: Path, folder: Path, info: CheckpointInfo) -> None:
     """Write the manifest and give the folder its name; everything is on the disk before it counts."""
-    manifest = unfinished / MANIFEST
-    with manifest.open("w", encoding="utf-8") as file:
-        file.write(info.to_json())
-        file.flush()
-        os.fsync(file.fileno())
-    _sync_folder(unfinished)
+    write_atomically(unfinished / MANIFEST, info.to_json())
     if folder.exists():
         replaced = folder.with_suffix(".old")
         shutil.rmtree(replaced, ignore_errors=True)
@@ -174,7 +167,7 @@ def publish(unfinished: Path, folder: Path, info: CheckpointInfo) -> None:
         shutil.rmtree(replaced)
     else:
         unfinished.rename(folder)
-    _sync_folder(folder.parent)
+    sync(folder.parent)
 
 
 def prune(root: Path, keep_last: int) -> None:
@@ -234,11 +227,6 @@ def load_model(
     return stage.eval()
 
 
-def saved_layout(folder: Path) -> LayoutConfig:
-    """Return the layout that wrote a native checkpoint."""
-    return LayoutConfig.model_validate(read_info(folder).layout)
-
-
 def _load(tensors: dict[str, Tensor], folder: Path) -> None:
     _check_same_model(tensors, folder)
     try:
@@ -270,17 +258,9 @@ def _digests_of_all_ranks(folder: Path) -> dict[str, dict[str, Any]]:
 
 def _digests(folder: Path, files: Any) -> dict[str, dict[str, Any]]:
     return {
-        str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": file_digest(path)}
+        str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
         for path in sorted(files)
     }
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def whole_tensors(folder: Path) -> dict[str, Tensor]:

@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from training.collectives import enter_tensor_parallel
+from training.config import IGNORE_INDEX
 from training.mesh import TensorParallel
 
-IGNORE_INDEX = -100
 # Logits of a chunk: on the CPU 16 MiB of float32, which is large enough for the matrix product and stays
 # near the caches; on a GPU 512 MiB, since small products leave it idle.
 CPU_CHUNK_LOGITS = 1 << 22

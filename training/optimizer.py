@@ -7,8 +7,7 @@ from torch import Tensor
 
 from training.config import OptimizerConfig
 from training.gradients import LocalParameter
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
+from training.parameters import MOMENTS
 
 
 class LocalAdamW:

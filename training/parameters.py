@@ -11,6 +11,10 @@ from training.config import ModelConfig
 
 Shape = tuple[int, ...]
 
+# A checkpoint holds the optimizer's state of each parameter as `optim.<name>.<moment>`.
+OPTIMIZER_PREFIX = "optim."
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
 
 @dataclass(frozen=True)
 class ParamSpec:
@@ -38,12 +42,6 @@ class ParamSpec:
             return ((self.canonical_name, self.global_shape),)
         rows, *rest = self.global_shape
         return tuple((name, (rows // len(self.blocks), *rest)) for name in self.blocks)
-
-    def local_shape(self, tensor_parallel: int) -> Shape:
-        """Shape on one tensor-parallel rank."""
-        return tuple(
-            size // tensor_parallel if dim == self.tp_dim else size for dim, size in enumerate(self.global_shape)
-        )
 
     @property
     def has_decay(self) -> bool:

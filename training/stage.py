@@ -5,7 +5,6 @@ first, on the CPU, as an artifact of their own; then it starts the ranks and sho
 """
 
 import math
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from training.step_folders import (
     read_info,
     step_folder_name,
 )
+from training.tokenizer_folder import TOKENIZER, copy_tokenizer, tokenizer_folder
 
 LOGS = "logs"
 
@@ -103,9 +103,9 @@ def _has_validation(settings: PretrainConfig) -> bool:
 
 def _copy_tokenizer(datasets: list[Artifact], folder: Path) -> None:
     """Keep the tokenizer beside the weights: scoring and export need it long after the data is gone."""
-    source = datasets[0].path / "tokenizer" if datasets else None
-    if source is not None and source.is_dir():
-        shutil.copytree(source, folder / "tokenizer", dirs_exist_ok=True)
+    source = tokenizer_folder(datasets[0].path) if datasets else None
+    if source is not None:
+        copy_tokenizer({file.name: file for file in source.iterdir() if file.is_file()}, folder / TOKENIZER)
 
 
 def _index(settings: PretrainConfig, inputs: Mapping[str, Artifact], workspace: Workspace) -> Artifact:

@@ -4,7 +4,6 @@ Three kinds are known. Native: `step-00000100/` with a `manifest.json`, written 
 `step-100/` with a `.metadata`. Megatron: `iter_0000100/` with `mp_rank_*` files or a `.metadata`.
 """
 
-import hashlib
 import json
 import re
 import shutil
@@ -14,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from contracts.digests import sha256_of
 from contracts.errors import InputError
 from contracts.json_text import parse_json
 
@@ -83,6 +83,20 @@ def clear_unfinished(root: Path) -> None:
 
 def step_folder_name(step: int) -> str:
     return f"step-{step:08d}"
+
+
+def is_step_folder_name(name: str) -> bool:
+    """Say whether a folder's name is that of one checkpoint among several: `step-N` or `iter_N`."""
+    return _STEP.match(name) is not None
+
+
+def is_native(folder: Path) -> bool:
+    """Say whether a folder claims to be one native checkpoint; what its manifest is worth is not looked at."""
+    try:
+        data = parse_json((folder / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(data, dict) and data.get("format") == NATIVE_FORMAT
 
 
 def read_info(folder: Path) -> CheckpointInfo:
@@ -180,20 +194,12 @@ def resolve_step_folder(path: Path) -> Path:
         if problem:
             raise InputError(f"{path}: {problem}.")
         return path
-    if _is_native(path):
+    if is_native(path):
         return path
     latest, _ = find_latest(path)
     if latest is None:
         raise InputError(f"{path}: holds no checkpoint (no step-* or iter_* folder).")
     return latest.path
-
-
-def _is_native(folder: Path) -> bool:
-    try:
-        read_info(folder)
-    except InputError:
-        return False
-    return True
 
 
 def _tracker_warning(root: Path, step: int) -> list[str]:
@@ -226,7 +232,7 @@ def native_problem(folder: Path, digests: bool) -> str | None:
             return f"{name} is missing"
         if path.stat().st_size != facts["bytes"]:
             return f"{name} has {path.stat().st_size} bytes, and {facts['bytes']} were written"
-        if digests and file_digest(path) != facts["sha256"]:
+        if digests and sha256_of(path) != facts["sha256"]:
             return f"{name} is damaged (its sha256 differs from the one written down)"
     return None
 
@@ -254,9 +260,3 @@ def torch_file_problem(path: Path) -> str | None:
             return f"is cut off or damaged ({error})"
     # Files of torch before 1.6 start as a pickle of protocol 2.
     return None if start == b"\x80\x02" else "is not a file of torch.save"
-
-
-def file_digest(path: Path) -> str:
-    """sha256 of a file's bytes, in hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from evaluation.intervals import bootstrap_ratio
 from evaluation.perplexity import DocumentScores, by_document, metrics_of
-from evaluation.rows import IGNORE_INDEX, RowScores, batches, padded_batch, rows_of
+from evaluation.rows import RowScores, batches, padded_batch, rows_of
 from evaluation.windows import document_rows
+from training.config import IGNORE_INDEX
 
 
 @given(st.lists(st.integers(0, 40), max_size=8), st.integers(1, 16))

@@ -4,7 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from training.loss import IGNORE_INDEX, output_loss, token_log_probs
+from training.config import IGNORE_INDEX
+from training.loss import output_loss, token_log_probs
 from training.mesh import TensorParallel
 
 ONE = TensorParallel(None, 0, 1, False)

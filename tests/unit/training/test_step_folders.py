@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from contracts.digests import sha256_of
 from contracts.errors import InputError
 from training.step_folders import (
     CheckpointInfo,
-    file_digest,
     find_latest,
     list_checkpoints,
     read_info,
@@ -25,7 +25,7 @@ def _native(root: Path, step: int) -> Path:
     folder.mkdir(parents=True)
     data = folder / "__0_0.distcp"
     data.write_bytes(b"tensors" * 10)
-    files = {data.name: {"bytes": data.stat().st_size, "sha256": file_digest(data)}}
+    files = {data.name: {"bytes": data.stat().st_size, "sha256": sha256_of(data)}}
     info = CheckpointInfo(step, step * 8, 32, {}, {}, True, {"a.weight": (2, 3)}, files)
     (folder / "manifest.json").write_text(info.to_json())
     return folder
