@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
@@ -261,20 +260,3 @@ def _digests(folder: Path, files: Any) -> dict[str, dict[str, Any]]:
         str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
         for path in sorted(files)
     }
-
-
-def whole_tensors(folder: Path) -> dict[str, Tensor]:
-    """Read every stored tensor uncut into this process: for tests and small models.
-
-    Raises:
-        InputError: The checkpoint is damaged.
-    """
-    stored = read_dcp_metadata(folder).state_dict_metadata
-    tensors = {
-        name: torch.empty(tuple(entry.size), dtype=entry.properties.dtype)
-        for name, entry in stored.items()
-        if isinstance(entry, TensorStorageMetadata)
-    }
-    with _without_ranks():
-        load(tensors, storage_reader=SafeReader(folder), no_dist=True)
-    return tensors

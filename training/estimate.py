@@ -58,8 +58,8 @@ class Estimate:
     def as_data(self) -> dict[str, Any]:
         return {**asdict(self), "memory_per_rank_bytes": self.memory_per_rank_bytes}
 
-    def as_lines(self, flops_per_s: float | None = None) -> dict[str, str]:
-        """Name each number for a person; time too, when the speed of one device is given."""
+    def as_lines(self) -> dict[str, str]:
+        """Name each number for a person."""
         lines = {
             "parameters": f"{self.parameters:,}",
             "parameters on a rank": f"{self.parameters_per_rank:,}",
@@ -78,8 +78,6 @@ class Estimate:
         }
         for speed, name in ((1e11, "100 GFLOP/s (two CPU cores)"), (4e14, "400 TFLOP/s (a Hopper GPU at 40 %)")):
             lines[f"time at {name} a rank"] = _duration(self.seconds(speed))
-        if flops_per_s is not None:
-            lines["time on this machine"] = _duration(self.seconds(flops_per_s))
         return lines
 
     def seconds(self, flops_per_s: float) -> float:

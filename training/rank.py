@@ -60,7 +60,6 @@ class Result:
     step: int
     loss_nats: float | None
     valid_loss_nats: float | None
-    matmul_peak_flops: float
     tokens_per_s: float | None
 
 
@@ -158,7 +157,7 @@ def run(trainer: "Trainer", job: Job, train_source: "SampleSource", valid_source
     speed = recorder.tokens_per_s if recorder is not None else None
     if recorder is not None:
         recorder.close()
-    return Result(trainer.step, step.loss_nats if step else None, valid_loss, peak, speed)
+    return Result(trainer.step, step.loss_nats if step else None, valid_loss, speed)
 
 
 class _Recorder:

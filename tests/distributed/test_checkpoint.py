@@ -9,9 +9,10 @@ import torch
 from ranks import run_on_ranks
 from torch import Tensor
 from training_cases import PatternSource, curve, new_trainer, relative_difference, tiny_config
+from whole_checkpoint import whole_tensors
 
 from contracts.errors import InputError, ShardlineError
-from training.checkpoint import load_checkpoint, load_model, save_checkpoint, whole_tensors
+from training.checkpoint import load_checkpoint, load_model, save_checkpoint
 from training.config import PretrainConfig
 from training.mesh import build_mesh
 from training.scoring import Scorer

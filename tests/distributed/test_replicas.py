@@ -7,8 +7,9 @@ import torch
 from ranks import run_on_ranks
 from torch import Tensor
 from training_cases import curve, new_trainer, tiny_config
+from whole_checkpoint import whole_tensors
 
-from training.checkpoint import load_checkpoint, save_checkpoint, whole_tensors
+from training.checkpoint import load_checkpoint, save_checkpoint
 from training.config import PretrainConfig
 
 

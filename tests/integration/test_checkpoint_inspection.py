@@ -5,12 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 from conversion_cases import convert, published, random_model, write_random
+from whole_checkpoint import whole_tensors
 
 from contracts.errors import ConfigError
 from conversion.config import ReshapeConfig
 from conversion.inspection import compare_checkpoints, inspect_checkpoint, verify_checkpoint
 from conversion.plan import describe_plan
-from training.checkpoint import whole_tensors, write_checkpoint
+from training.checkpoint import write_checkpoint
 from training.step_folders import read_info
 
 TRN_31 = Path(__file__).parents[1] / "cases" / "TRN-31"

@@ -13,8 +13,13 @@ from contracts.store import ArtifactStore, Workspace
 from evaluation.config import ReportConfig
 from evaluation.report import PAGE
 from evaluation.stage import REPORT
+from preprocessing.config import IngestConfig
 from preprocessing.indexed_dataset import PairWriter
+from preprocessing.stages import INGEST
+from training.config import PretrainConfig
+from training.stage import PRETRAIN
 
+BYTES = Path(__file__).parents[1] / "cases" / "_tokenizers" / "byte257"
 LINES = [{"step": step, "loss_nats": 5.0 - step} for step in (1, 2, 3)]
 
 
@@ -78,3 +83,20 @@ def test_an_input_of_the_wrong_kind_is_named(tmp_path: Path, name: str) -> None:
 
     with pytest.raises(ConfigError, match=f"the input {name} is {wrong.name}, an artifact of kind {wrong.kind}"):
         REPORT.run(ReportConfig(), inputs={"checkpoint": run, name: wrong}, store=store)
+
+
+def test_a_model_that_learned_context_is_below_the_entropy_of_its_tokens(tmp_path: Path) -> None:
+    text = tmp_path / "text.jsonl"
+    phrases = ["the shard line reads a block of tokens. ", "each layer writes what the model has seen. "]
+    text.write_text("".join(json.dumps({"text": phrases[n % 2] * 20}) + "\n" for n in range(60)))
+    store = ArtifactStore(tmp_path / "store")
+    dataset = INGEST.run(IngestConfig(sources=(str(text),), tokenizer=str(BYTES), workers=1), store=store)
+    model = {"num_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "max_position_embeddings": 32}
+    batch = {"seq_length": 32, "micro_batch_size": 8, "global_batch_size": 8, "train_steps": 80, "valid_batches": 0}
+    optimizer = {"lr": 1e-2, "min_lr": 1e-3, "warmup_steps": 5}
+    settings = PretrainConfig.model_validate({"model": model, "optimizer": optimizer, "threads_per_rank": 1, **batch})
+
+    run = PRETRAIN.run(settings, inputs={"dataset0": dataset}, store=store)
+    summary = REPORT.run(ReportConfig(), inputs={"checkpoint": run}, store=store).summary
+
+    assert summary["final_loss_nats"] < summary["unigram_entropy_nats"] < summary["first_loss_nats"]

@@ -7,13 +7,13 @@ import safetensors.torch
 import torch
 from conversion_cases import convert, published, random_model, write_random
 from ranks import run_on_ranks
+from whole_checkpoint import whole_tensors
 
 from contracts.errors import ConfigError, InputError
 from conversion.catalogue import equal_bits
 from conversion.inspection import compare_checkpoints
 from conversion.logits import logits_of
 from conversion.reading import open_checkpoint
-from training.checkpoint import whole_tensors
 from training.step_folders import read_info
 
 transformers = pytest.importorskip("transformers")

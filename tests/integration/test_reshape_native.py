@@ -8,6 +8,7 @@ import torch
 from conversion_cases import convert, random_model, write_random
 from ranks import run_on_ranks
 from training_cases import PatternSource, new_trainer, tiny_config
+from whole_checkpoint import whole_tensors
 
 from contracts.errors import ConfigError, InputError, ShardlineError
 from contracts.store import ArtifactStore
@@ -15,7 +16,7 @@ from conversion.catalogue import equal_bits
 from conversion.config import ReshapeConfig
 from conversion.native import NativeCatalogue, open_native
 from conversion.stage import RESHAPE
-from training.checkpoint import save_checkpoint, whole_tensors
+from training.checkpoint import save_checkpoint
 from training.safe_pickle import read_dcp_metadata
 from training.step_folders import list_checkpoints, read_info
 

@@ -10,12 +10,12 @@ import textwrap
 
 import pytest
 from conversion_cases import convert, random_model, write_random
+from whole_checkpoint import whole_tensors
 
 from contracts.errors import InputError
 from conversion.catalogue import equal_bits
 from conversion.config import ReshapeConfig
 from conversion.native import NativeCatalogue
-from training.checkpoint import whole_tensors
 from training.safe_pickle import read_dcp_metadata
 from training.step_folders import find_latest
 
