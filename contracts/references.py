@@ -1,20 +1,28 @@
 """How users name an artifact: by path, by name, or by the first digits of its fingerprint."""
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from contracts.artifact import KINDS, MANIFEST, Artifact, read_artifact
 from contracts.errors import ConfigError
 from contracts.files import folders_in
 from contracts.fingerprint import SHORT_HEX
 
-if TYPE_CHECKING:
-    from contracts.store import ArtifactStore
-
 _MIN_DIGITS = 4
 
 
-def find_artifact(store: "ArtifactStore", reference: str) -> Artifact:
+class Shelf(Protocol):
+    """What a search needs of a store."""
+
+    root: Path
+
+    def artifacts(self) -> Iterator[Artifact]: ...
+
+    def read_or_tell(self, path: Path) -> Artifact | None: ...
+
+
+def find_artifact(store: Shelf, reference: str) -> Artifact:
     """Find an artifact; see `ArtifactStore.find`."""
     text = reference.strip().rstrip("/")
     path = as_path(text)
@@ -35,7 +43,7 @@ def find_artifact(store: "ArtifactStore", reference: str) -> Artifact:
     )
 
 
-def _matches(store: "ArtifactStore", text: str) -> list[Artifact]:
+def _matches(store: Shelf, text: str) -> list[Artifact]:
     """Look at names of folders first, so that one artifact among 10,000 is found without reading all."""
     kind, slash, name = text.rpartition("/")
     digits = name.lower()

@@ -4,17 +4,31 @@ import contextlib
 import json
 import shutil
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from contracts.artifact import Artifact, InputEntry
 from contracts.files import write_atomically
 from contracts.lease import LOCK
 from contracts.progress import Progress
 
-if TYPE_CHECKING:
-    from contracts.store import ArtifactStore
-
 PROGRESS = "progress.json"
+
+
+class StoreAtWork(Protocol):
+    """What a stage may ask of the store while it works; see `contracts.store.ArtifactStore`."""
+
+    root: Path
+    output: Path | None
+
+    def relative(self, path: Path) -> str: ...
+
+    def input_artifact(self, entry: InputEntry) -> Artifact | None: ...
+
+    def digest(self, path: Path) -> str: ...
+
+    def digest_all(self, files: Mapping[str, Path]) -> dict[str, str]: ...
 
 
 class Workspace:
@@ -34,7 +48,7 @@ class Workspace:
             hand puts it here, and publication does not read that file again.
     """
 
-    def __init__(self, path: Path, *, store: "ArtifactStore", progress: Progress, is_resumed: bool) -> None:
+    def __init__(self, path: Path, *, store: StoreAtWork, progress: Progress, is_resumed: bool) -> None:
         self.path = path
         self.store = store
         self.is_resumed = is_resumed

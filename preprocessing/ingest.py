@@ -17,7 +17,8 @@ from contracts.errors import ConfigError, InputError, RecordError
 from contracts.files import user_path
 from contracts.progress import Progress
 from contracts.stage import Stage
-from contracts.store import ArtifactStore, Workspace
+from contracts.store import Workspace
+from contracts.workspace import StoreAtWork
 from preprocessing.blocks import Block, Position, file_blocks
 from preprocessing.compression import DamagedStreamError, detect_kind
 from preprocessing.config import IngestConfig
@@ -186,7 +187,7 @@ def _summary(
     plan: EncodingPlan,
     writer: ShardWriter,
     files: Sequence[SourceFile],
-    store: ArtifactStore,
+    store: StoreAtWork,
 ) -> dict[str, Any]:
     tally = writer.tally
     lines = sum(counts["lines"] for counts in tally.files.values())

@@ -8,7 +8,7 @@ from contracts.artifact import MANIFEST, Artifact
 from contracts.errors import ConfigError
 from contracts.files import user_path
 from contracts.json_text import parse_json
-from contracts.store import ArtifactStore
+from contracts.workspace import StoreAtWork
 
 DATA_SUFFIXES = (".jsonl", ".json", ".ndjson", ".jsonl.gz", ".json.gz", ".jsonl.zst", ".json.zst", ".parquet")
 
@@ -102,7 +102,7 @@ def source_files(sources: Sequence[str], inputs: Mapping[str, Artifact], *, part
     return expand_sources(sources, part=part, setting=f"{stage}.sources")
 
 
-def recorded_path(path: Path, store: ArtifactStore) -> str:
+def recorded_path(path: Path, store: StoreAtWork) -> str:
     """Write a path so that a reader of the artifact finds it again: from the store's root where both lie in it.
 
     `found_path` reads it.

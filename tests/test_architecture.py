@@ -191,3 +191,37 @@ def test_json_is_read_by_the_one_function_that_survives_hostile_text():
         if isinstance(node.func.value, ast.Name) and node.func.value.id in ("json", "orjson")
     ]
     fail_with(wrong, "Use contracts.json_text.parse_json:")
+
+
+def test_no_module_needs_itself():
+    needs = {module_name(path): set(modules_imported_by(path)) for path in MODULES}
+    wrong = []
+    for module in needs:
+        reached, open_ends = set(), list(needs[module])
+        while open_ends:
+            other = open_ends.pop()
+            if other in needs and other not in reached:
+                reached.add(other)
+                open_ends += needs[other]
+        if module in reached:
+            wrong.append(f"{module} is imported by what it imports, also for types")
+    fail_with(wrong, "Two modules that need each other are one module; or name what is needed by a Protocol:")
+
+
+def module_name(path: Path) -> str:
+    return path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
+
+
+def modules_imported_by(path: Path) -> Iterator[str]:
+    """Yield the modules imported outside functions, under TYPE_CHECKING too."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    lazy = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and id(node) not in lazy:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
