@@ -8,10 +8,17 @@ from evaluation.checkpoint import step_folder_of, tokenizer_of
 from evaluation.requests import read_requests
 from evaluation.rows import rows_of
 from evaluation.scoring import score_rows
+from training.config import DeviceSetting
 
 
 def score_file(
-    checkpoint: Path, input_file: Path, *, step: int | None, batch_tokens: int, progress: Progress
+    checkpoint: Path,
+    input_file: Path,
+    *,
+    step: int | None,
+    batch_tokens: int,
+    progress: Progress,
+    device: DeviceSetting = "auto",
 ) -> list[str]:
     """Score a JSONL file of `{"context", "continuation"}`.
 
@@ -26,7 +33,8 @@ def score_file(
     tokenizer = tokenizer_of(checkpoint)
     requests = read_requests(input_file, tokenizer)
     rows = rows_of([item.tokens for item in requests], [item.first_target for item in requests])
-    scores = score_rows(step_folder_of(checkpoint, step), rows, progress=progress, batch_tokens=batch_tokens)
+    folder = step_folder_of(checkpoint, step)
+    scores = score_rows(folder, rows, progress=progress, batch_tokens=batch_tokens, device=device)
     return [
         json.dumps(
             {
