@@ -76,6 +76,12 @@ class PipelineConfig(Settings):
                 "pretrain.datasets is set, and in a chain the model is trained on what ingest makes. Leave it out, or "
                 "train on several datasets with  shardline pretrain --dataset A B --config FILE."
             )
+        if self.evaluate is not None and self.evaluate.data is not None and self._has_heldout():
+            raise ValueError("evaluate.data and held-out text are both given. Keep one.")
+        given = [f"reshape.{target.name}" for target in self.reshape if target.checkpoint is not None]
+        given += ["evaluate"] if self.evaluate is not None and self.evaluate.checkpoint is not None else []
+        if given:
+            raise ValueError(f"{given[0]}.checkpoint is set, and in a chain it is what pretrain makes. Leave it out.")
         if self.pretrain is None and (self.reshape or self.evaluate or self.report):
             raise ValueError("reshape, evaluate and report need a pretrain section.")
         if self.evaluate and not self._has_heldout() and self.evaluate.data is None:

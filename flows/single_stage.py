@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -89,13 +88,20 @@ Datasets = Annotated[
 def datasets_among(
     references: Sequence[str] | None, store: ArtifactStore
 ) -> tuple[dict[str, Artifact], list[str] | None]:
-    """Artifacts become inputs; if any reference is a plain .bin/.idx prefix, all are passed as paths."""
+    """Artifacts become inputs; if any reference is a plain pair or a folder of pairs, all are passed as paths."""
     if not references:
         return {}, None
     found: list[Artifact | None] = []
     for text in references:
-        is_prefix = Path(f"{text.removesuffix('.bin').removesuffix('.idx')}.idx").is_file()
-        found.append(None if is_prefix else artifact_at(text, store, ("dataset",)))
+        found.append(None if holds_pairs(text) else artifact_at(text, store, ("dataset",)))
     if any(item is None for item in found):
-        return {}, list(references)
+        pairs = zip(references, found, strict=True)
+        return {}, [text if item is None else str(item.path) for text, item in pairs]
     return {f"dataset{n}": item for n, item in enumerate(found) if item is not None}, None
+
+
+def holds_pairs(text: str) -> bool:
+    """Tell a plain .bin/.idx pair, or a folder of them, from an artifact or text."""
+    from preprocessing.dataset import pair_files
+
+    return any(file.is_file() for file in pair_files(text).values())

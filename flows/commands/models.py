@@ -22,7 +22,7 @@ from flows.options import (
     store_at,
 )
 from flows.references import artifact_at, artifact_of
-from flows.single_stage import Datasets, built_on_the_way, datasets_among, run_one
+from flows.single_stage import Datasets, built_on_the_way, datasets_among, holds_pairs, run_one
 
 CheckpointOption = Annotated[
     str, typer.Option("--checkpoint", help="Checkpoint: path, artifact name or fingerprint prefix.", metavar="PATH")
@@ -162,7 +162,7 @@ def evaluate(
     if found is not None:
         inputs["checkpoint"] = found
     path = found.path if found is not None else Path(checkpoint)
-    dataset = heldout_dataset(data, path, where) if data is not None and not _is_prefix(data) else None
+    dataset = heldout_dataset(data, path, where) if data is not None and not holds_pairs(data) else None
     if dataset is not None:
         inputs["dataset"] = dataset
     flags = {
@@ -176,10 +176,6 @@ def evaluate(
     settings = settings_of(EvaluateConfig, "evaluate", config, overrides, flags)
     hints = ["next: shardline report --checkpoint CHECKPOINT --evaluation {path} --output report"]
     run_one(EVALUATE, settings, where, inputs=inputs, as_json=as_json, track=track, hints=hints)
-
-
-def _is_prefix(text: str) -> bool:
-    return Path(f"{text.removesuffix('.bin').removesuffix('.idx')}.idx").is_file()
 
 
 def _copies(nproc: int | None, checkpoint: Path, step: int | None) -> int | None:
@@ -252,6 +248,7 @@ def score(
     ],
     step: StepOption = None,
     batch_tokens: Annotated[int, typer.Option(help="Tokens in one forward pass.", min=1)] = 8192,
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto: CUDA if there is enough.")] = "auto",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File for the results. Default: stdout.")
     ] = None,
@@ -271,7 +268,7 @@ def score(
     found = native_checkpoint(checkpoint, store_at(store))
     path = found.path if found is not None else Path(checkpoint)
     with TerminalProgress("score", error_console()) as progress:
-        lines = score_file(path, input_file, step=step, batch_tokens=batch_tokens, progress=progress)
+        lines = score_file(path, input_file, step=step, batch_tokens=batch_tokens, device=device, progress=progress)
     if output is not None:
         write_atomically(output, "".join(lines))
         print(f"{len(lines)} results in {output}", file=sys.stderr)
