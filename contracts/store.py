@@ -214,7 +214,8 @@ class ArtifactStore:
                 artifact = read_artifact(path)
             if artifact is not None and artifact.fingerprint != recipe.fingerprint:
                 raise ConfigError(
-                    f"{path} holds another artifact ({artifact.name}). Choose another --output, or remove the folder."
+                    f"{path} holds another artifact, {artifact.name}{_first_change(path, recipe)}. "
+                    "Choose another --output, or remove the folder."
                 )
         if self.output is None:
             return  # a name of the store is made of the fingerprint: a damaged build, done anew

@@ -5,13 +5,14 @@ What is written, and when, stands in `projection.py` and `following.py`. The dat
 projection of the manifests: it may be lost, be old or not answer, and nothing depends on it.
 """
 
+import contextlib
 import json
 import logging
 import os
 import re
 import threading
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -277,8 +278,7 @@ class Tracker:
 
         experiment_id = self.experiment_id
         try:
-            with _model_lock:  # this one call knows no address but that of the whole process
-                mlflow.set_tracking_uri(self.uri)
+            with _model_lock, _address_of_process(mlflow, self.uri):
                 model = mlflow.create_external_model(
                     name=legal_name(name),
                     source_run_id=run.run_id,
@@ -325,6 +325,24 @@ def _quiet_client(uri: str) -> Any:
     from mlflow import MlflowClient
 
     return MlflowClient(tracking_uri=uri)
+
+
+@contextlib.contextmanager
+def _address_of_process(mlflow: Any, uri: str) -> Iterator[None]:
+    """Give one call the address of the whole process, which is all that it knows, and take it back.
+
+    MLflow also puts it into the environment, where the next store of this process would find it.
+    """
+    variable = "MLFLOW_TRACKING_URI"
+    before = os.environ.get(variable)
+    mlflow.set_tracking_uri(uri)
+    try:
+        yield
+    finally:
+        mlflow.set_tracking_uri(before)
+        os.environ.pop(variable, None)
+        if before is not None:
+            os.environ[variable] = before
 
 
 def _view(run: Any) -> RunView:

@@ -77,10 +77,12 @@ class _RecordedProgress:
         self._inner = inner
         self._written_s = 0.0
         self._started_s = time.time()
+        self._first: tuple[float, float] | None = None  # how far and when at the first report: after start-up
 
     def update(self, done: float, *, total: float | None, unit: str, **numbers: float | str) -> None:
         self._inner.update(done, total=total, unit=unit, **numbers)
         now_s = time.time()
+        self._first = self._first or (done, now_s)
         if now_s - self._written_s < 1.0:
             return
         self._written_s = now_s
@@ -90,6 +92,8 @@ class _RecordedProgress:
             "unit": unit,
             "numbers": numbers,
             "started": self._started_s,
+            "first_done": self._first[0],
+            "first_time": self._first[1],
             "time": now_s,
         }
         with contextlib.suppress(OSError, TypeError):

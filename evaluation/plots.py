@@ -45,7 +45,8 @@ def subset_bars(
     axes.set_yticks([n + height * (len(series) - 1) / 2 for n in range(len(names))], names)
     axes.invert_yaxis()
     axes.set_xlabel("bits per byte, with 95 % intervals")
-    axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=3)
+    if len(series) > 1:
+        figure.legend(frameon=False, loc="outside lower center", ncols=3)
     _save(figure, path)
 
 

@@ -204,8 +204,8 @@ def _page(
     sources = _table(["input", "artifact", "fingerprint"], [[n, i.name, i.fingerprint] for n, i in made_of.items()])
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>'
-        f"<style>{_STYLE}</style><h1>{html.escape(title)}</h1><p>What was trained, on what, and how it does on "
-        f"documents it never saw. Intervals are 95 %, over documents.</p>"
+        f"<style>{_STYLE}</style><h1>{html.escape(title)}</h1><p>What was trained, on what, and how it does on the "
+        f"documents of each evaluation. Intervals are 95 %, over documents.</p>"
         f"{tables[0]}{images}{''.join(tables[1:])}"
         f"<h2>Made of</h2>{sources}</html>\n"
     )

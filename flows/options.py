@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -90,3 +90,11 @@ def headline(artifact: Artifact) -> dict[str, str]:
         return {}
     keys = ("bits_per_byte", "perplexity", "loss_nats")
     return {key: f"{metrics[key]:.8g}" for key in keys if isinstance(metrics.get(key), int | float)}
+
+
+def tell_rejected(artifact: Artifact, say: Callable[[str], None]) -> None:
+    """Say how many records a stage set aside, and where they are listed."""
+    if rejected := artifact.summary.get("rejected"):
+        listed = artifact.path / "rejects.jsonl"
+        where = f", listed in {listed}" if listed.is_file() else ""
+        say(f"  {rejected} bad records set aside{where}")

@@ -31,7 +31,8 @@ def artifact_at(reference: str, store: ArtifactStore, kinds: tuple[str, ...] = (
     else:
         artifact = store.find(reference)
     if kinds and artifact.kind not in kinds:
-        raise ConfigError(f"{reference} is a {artifact.kind}; a {' or '.join(kinds)} is needed here.")
+        article = "an" if artifact.kind[0] in "aeiou" else "a"
+        raise ConfigError(f"{reference} is {article} {artifact.kind}; a {' or '.join(kinds)} is needed here.")
     return artifact
 
 

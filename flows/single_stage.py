@@ -10,7 +10,7 @@ from contracts.artifact import Artifact
 from contracts.configuration import Settings
 from contracts.stage import Stage
 from contracts.store import ArtifactStore
-from flows.options import headline, show
+from flows.options import headline, show, tell_rejected
 from flows.references import artifact_at
 
 
@@ -51,6 +51,10 @@ def run_one(
     for key, value in artifact.summary.items():
         if not isinstance(value, dict | list):
             print(f"{key:<24} {f'{value:.6g}' if isinstance(value, float) else value}")
+    for name, counts in artifact.summary.get("subsets", {}).items():
+        if isinstance(counts, dict) and "tokens" in counts:
+            print(f"  {name:<22} documents {counts['documents']}  tokens {counts['tokens']}")
+    tell_rejected(artifact, print)
     for key, text in headline(artifact).items():
         print(f"{key:<24} {text}")
     for name, group in artifact.summary.get("metrics", {}).get("subsets", {}).items():

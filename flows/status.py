@@ -23,10 +23,13 @@ def observe(store: ArtifactStore) -> list[dict[str, Any]]:
 
 def _progress(report: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        done, total, begun, at = report["done"], report["total"], report["started"], report["time"]
+        done, total, at = report["done"], report["total"], report["time"]
+        first_done, first_at = report["first_done"], report["first_time"]
     except KeyError:
         return {}
-    left_s = (at - begun) * (total - done) / done if total and done else None
+    # From the first report on: the time to start ranks is not spread over the steps.
+    is_moving = total and done > first_done and at > first_at
+    left_s = (at - first_at) * (total - done) / (done - first_done) if is_moving else None
     return {
         "done": done,
         "total": total,

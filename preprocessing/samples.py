@@ -177,5 +177,5 @@ def _recorded_datasets(path: Path) -> list[Path]:
     paths = [found_path(recorded, path) for recorded in read_artifact(path).summary["datasets"]]
     for dataset in paths:
         if not dataset.exists() and not dataset.with_name(f"{dataset.name}.idx").exists():
-            raise ConfigError(f"{path} was made for {dataset}, which is not there any more. Give the dataset's place.")
+            raise ConfigError(f"{path} was made for {dataset}, which is not there. Move it back, or its store.")
     return paths

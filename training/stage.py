@@ -4,7 +4,6 @@ The artifact holds step folders, `metrics.jsonl` and logs. The stage builds the 
 first, on the CPU, as an artifact of their own; then it starts the ranks and shows how far they are.
 """
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -201,7 +200,6 @@ def _summary(settings: PretrainConfig, index: Artifact, workspace: Workspace) ->
     for item in list_checkpoints(workspace.path):
         for name, facts in read_info(item.path).files.items():
             workspace.known_digests[f"{item.path.name}/{name}"] = facts["sha256"]
-    loss = last.get("loss_nats")
     summary: dict[str, Any] = {
         "step": info.step,
         "consumed_samples": info.consumed_samples,
@@ -219,8 +217,6 @@ def _summary(settings: PretrainConfig, index: Artifact, workspace: Workspace) ->
     for key in ("loss_nats", "valid_loss_nats", "tokens_per_s", "model_flops_per_s", "matmul_peak_share"):
         if key in last:
             summary[key] = last[key]
-    if loss is not None:
-        summary["perplexity"] = math.exp(min(loss, 100.0))
     return summary
 
 

@@ -1,5 +1,6 @@
 """Commands over a whole chain: init, run, plan, status, submit."""
 
+import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,7 +10,7 @@ import typer
 from contracts.artifact import Artifact
 from contracts.errors import ShardlineError
 from contracts.store import ArtifactStore
-from flows.options import JsonOption, SetOption, headline, show
+from flows.options import JsonOption, SetOption, headline, show, tell_rejected
 
 FileArgument = Annotated[Path, typer.Argument(help="Pipeline file, as `shardline init` writes it.", metavar="FILE")]
 Names = list[str] | None
@@ -80,6 +81,7 @@ def run(
         with TerminalProgress(name, console) as progress:
             artifact = recorder.conduct(planned, lambda: build(progress))
         built.append(name)
+        tell_rejected(artifact, console.print)
         _say(console, name, "built", artifact, f"in {time.monotonic() - begun:.1f} s")
         return artifact
 
@@ -225,7 +227,11 @@ def submit(
     if not as_json:
         print(f"submitted: {url}", flush=True)
     tell = (lambda text: None) if as_json else (lambda text: print(text, flush=True))
-    state = wait_for(run_id, store, tell=tell) if watch else "Scheduled"
+    try:
+        state = wait_for(run_id, store, tell=tell) if watch else "Scheduled"
+    except KeyboardInterrupt:
+        print(f"stopped watching; the run goes on at {url} (cancel it there)", file=sys.stderr)
+        raise typer.Exit(0) from None
     if as_json:
         show({"flow_run": run_id, "url": url, "state": state})
     elif watch:

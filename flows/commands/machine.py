@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from contracts.store import ArtifactStore
 from flows.options import JsonOption, StoreOption, show, store_at
 
 
@@ -72,16 +73,25 @@ def down(store: StoreOption = None, as_json: JsonOption = False) -> None:
     """Stop the servers and the worker that `up` started. Example: [bold]shardline down[/bold]"""
     from flows.servers import down as stop
 
-    root = store_at(store).root
+    where = store_at(store)
+    root = where.root
+    working = [f"{build.kind}/{build.path.name}" for build in where.builds() if build.holder is not None]
     stopped = stop(root)
+    ended = [name for name in working if "worker" in stopped and name not in _still_built(where)]
     if as_json:
-        show({"stopped": stopped})
+        show({"stopped": stopped, "ended": ended})
     else:
+        for name in ended:
+            print(f"{name} was being built and has ended; the same run goes on from what it saved.")
         print(
             f"stopped: {', '.join(stopped)}"
             if stopped
             else f"nothing that belongs to the store {root.absolute()} is running."
         )
+
+
+def _still_built(store: ArtifactStore) -> set[str]:
+    return {f"{build.kind}/{build.path.name}" for build in store.builds() if build.holder is not None}
 
 
 def deploy(

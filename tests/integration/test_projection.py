@@ -274,3 +274,13 @@ def test_an_input_that_is_gone_still_counts_as_a_dataset(store: ArtifactStore, t
     assert described(tracker)["runs"][checkpoint.fingerprint]["datasets"] == [
         ("dataset/pile", dataset.fingerprint, "training")
     ]
+
+
+def test_one_store_leaves_its_address_to_no_other(
+    store: ArtifactStore, tracker: Tracker, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    for artifact in make_chain(store).values():
+        project(artifact, store, tracker)  # makes a model, for which MLflow knows one address per process
+
+    assert "MLFLOW_TRACKING_URI" not in os.environ
