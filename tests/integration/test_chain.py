@@ -40,6 +40,7 @@ def test_the_chain_runs_is_skipped_and_can_be_traced(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     Path("chain.yaml").write_text(CHAIN)
 
     first = shardline(capsys, "run", "chain.yaml", "--json")
