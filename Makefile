@@ -42,10 +42,12 @@ demo: $(STAMP)
 	@$(BIN)/shardline run examples/demo.yaml
 
 test: $(STAMP)
-	$(PYTEST) -n 2 --dist loadfile
+	$(PYTEST) -n 2 --dist loadfile -m forks
+	$(PYTEST) -n 2 --dist loadfile -m "not forks"
 
 quick: $(STAMP)
-	$(PYTEST) -n 2 --dist loadfile -m "not slow and not servers"
+	$(PYTEST) -n 2 --dist loadfile -m "forks and not slow"
+	$(PYTEST) -n 2 --dist loadfile -m "not forks and not slow and not servers"
 
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -1,67 +1,67 @@
-"""Runs a function on several gloo ranks, forked from this process."""
+"""Runs a function on several gloo ranks, forked from a clean process.
 
+The ranks are not forked from the test's process: a fork takes over the threads and locks that
+earlier tests left behind, and a rank that meets a lock held by nobody waits for ever. One helper
+per test session imports torch, never computes anything, and forks.
+"""
+
+import atexit
+import contextlib
+import functools
 import os
-import socket
+import signal
+import subprocess
+import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 
 
 def run_on_ranks(world_size: int, function: Callable[..., Any], *arguments: Any, timeout_s: int = 120) -> list[Any]:
     """Call `function(*arguments)` on every rank of a fresh process group and return the results by rank.
 
-    Ranks are forked: a spawned rank imports torch again, which costs more than the test.
-
     Raises:
-        AssertionError: A rank raised; holds its traceback.
+        AssertionError: A rank raised or did not finish; holds its traceback.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        context = mp.start_processes(
-            _rank_main,
-            args=(world_size, _free_port(), folder, function, arguments),
-            nprocs=world_size,
-            join=False,
-            start_method="fork",
-        )
-        try:
-            deadline = time.monotonic() + timeout_s
-            while not context.join(timeout=1.0):
-                if time.monotonic() > deadline:
-                    raise AssertionError(f"ranks did not finish within {timeout_s} s")
-        except Exception as error:
-            texts = [p.read_text() for p in sorted(Path(folder).glob("*.error"))]
-            raise AssertionError("\n".join([str(error), *texts])) from None
-        finally:
-            for process in context.processes:
-                if process.is_alive():
-                    process.kill()
-        return [torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(world_size)]
-
-
-def _rank_main(
-    rank: int, world_size: int, port: int, folder: str, function: Callable[..., Any], arguments: tuple[Any, ...]
-) -> None:
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank), GLOO_SOCKET_IFNAME="lo")
-    torch.set_num_threads(1)
+    module = sys.modules[function.__module__]
+    cloudpickle.register_pickle_by_value(module)  # a test module cannot be imported by name elsewhere
     try:
-        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size)
-        result = function(*arguments)
-        dist.barrier()
-        torch.save(result, Path(folder) / f"{rank}.pt")
-        dist.destroy_process_group()
-    except BaseException:
-        (Path(folder) / f"{rank}.error").write_text(f"rank {rank}:\n{traceback.format_exc()}")
-        raise
+        request = cloudpickle.dumps((world_size, function, arguments, timeout_s))
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "request").write_bytes(request)
+        helper = _helper()
+        if helper.stdin is None:
+            raise RuntimeError("the helper has no input")
+        helper.stdin.write(f"{name}\n".encode())
+        helper.stdin.flush()
+        deadline = time.monotonic() + timeout_s + 10
+        while not (folder / "done").exists():
+            if time.monotonic() > deadline or helper.poll() is not None:
+                with contextlib.suppress(OSError, ValueError):
+                    os.killpg(int((folder / "pid").read_text()), signal.SIGKILL)
+                raise AssertionError("\n".join([f"ranks did not finish within {timeout_s} s", *_errors(folder)]))
+            time.sleep(0.01)
+        if errors := _errors(folder):
+            raise AssertionError("\n".join(errors))
+        return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world_size)]
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def _errors(folder: Path) -> list[str]:
+    return [text for path in sorted(folder.glob("*.error")) if (text := path.read_text())]
+
+
+@functools.cache
+def _helper() -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    command = [sys.executable, str(Path(__file__).with_name("rank_helper.py"))]
+    helper = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
+    atexit.register(helper.kill)
+    return helper
