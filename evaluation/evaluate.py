@@ -22,8 +22,8 @@ from evaluation.perplexity import DocumentScores, by_document, headline, metrics
 from evaluation.rows import Ints
 from evaluation.scoring import score_rows
 from evaluation.windows import document_rows
-from preprocessing.dataset import TokenDataset, artifact_content, pair_files
-from preprocessing.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
+from preprocessing.dataset.token_dataset import TokenDataset, artifact_content, pair_files
+from preprocessing.tokenization.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 from training.step_folders import read_info
 
 RESULTS, DOCUMENTS = "results.json", "documents.parquet"

@@ -17,7 +17,7 @@ from evaluation.config import ReportConfig
 from evaluation.evaluate import RESULTS
 from evaluation.plots import loss_curve, subset_bars, subset_sizes
 from evaluation.report_inputs import Subject, subject_of
-from preprocessing.dataset import TokenDataset
+from preprocessing.dataset.token_dataset import TokenDataset
 from training.metrics import METRICS, read
 
 PAGE = "report.html"

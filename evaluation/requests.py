@@ -7,7 +7,7 @@ from typing import Any
 
 from contracts.errors import ConfigError, InputError
 from contracts.json_text import parse_json
-from preprocessing.tokenizer import Tokenizer
+from preprocessing.tokenization.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ def _report(settings: ReportConfig, inputs: Mapping[str, Artifact], workspace: W
 
 def _raw_files(settings: EvaluateConfig) -> dict[str, Path]:
     from evaluation.checkpoint import step_folder_of, tokenizer_path_of
-    from preprocessing.dataset import pair_files
+    from preprocessing.dataset.token_dataset import pair_files
 
     files: dict[str, Path] = {}
     if settings.checkpoint is not None:
@@ -40,7 +40,7 @@ def _raw_files(settings: EvaluateConfig) -> dict[str, Path]:
 
 def _raw(settings: EvaluateConfig) -> dict[str, str]:
     """Name a dataset artifact given by path by its content."""
-    from preprocessing.dataset import artifact_content
+    from preprocessing.dataset.token_dataset import artifact_content
 
     content = artifact_content(settings.data) if settings.data is not None else None
     return {} if content is None else {"data": content}

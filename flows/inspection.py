@@ -59,11 +59,11 @@ def inspect_path(path: Path, artifact: Artifact | None) -> dict[str, Any]:
 
 def _details(kind: str, path: Path) -> dict[str, Any]:
     if kind == "dataset":
-        from preprocessing.inspection import inspect_dataset
+        from preprocessing.dataset.inspection import inspect_dataset
 
         return inspect_dataset(path)
     if kind == "tokenizer":
-        from preprocessing.inspection import inspect_tokenizer
+        from preprocessing.dataset.inspection import inspect_tokenizer
 
         return inspect_tokenizer(path)
     if kind in ("checkpoint", "model"):
@@ -103,7 +103,7 @@ def verify_path(path: Path, artifact: Artifact | None) -> tuple[list[str], list[
 def _verify_kind(kind: str, path: Path) -> tuple[list[str], list[str]]:
     """Check what only the format's owner understands; returns what was looked at, and the problems."""
     if kind == "dataset":
-        from preprocessing.inspection import verify_dataset
+        from preprocessing.dataset.inspection import verify_dataset
 
         return [".idx against .bin, token ids against the vocabulary"], verify_dataset(path)
     if kind in ("checkpoint", "model"):
@@ -111,7 +111,7 @@ def _verify_kind(kind: str, path: Path) -> tuple[list[str], list[str]]:
 
         return ["tensors: names, shapes, files"], verify_checkpoint(path)
     if kind == "tokenizer":
-        from preprocessing.tokenizer import load_tokenizer
+        from preprocessing.tokenization.tokenizer import load_tokenizer
 
         load_tokenizer(path)
         return ["the tokenizer loads"], []

@@ -106,6 +106,6 @@ def datasets_among(
 
 def holds_pairs(text: str) -> bool:
     """Tell a plain .bin/.idx pair, or a folder of them, from an artifact or text."""
-    from preprocessing.dataset import pair_files
+    from preprocessing.dataset.token_dataset import pair_files
 
     return any(file.is_file() for file in pair_files(text).values())

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from contracts.configuration import Settings, added, execution
-from preprocessing.splits import parse_split
+from preprocessing.samples.splits import parse_split
 
 END_OF_DOCUMENT = "<|endoftext|>"
 MIB = 2**20

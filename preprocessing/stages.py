@@ -1,8 +1,8 @@
 """The stages of this package. Importing it is cheap: heavy packages load when a stage runs."""
 
-from preprocessing.corpus import CORPUS
-from preprocessing.index import INDEX
-from preprocessing.ingest import INGEST
-from preprocessing.tokenizer_training import TOKENIZER
+from preprocessing.corpus.gather import CORPUS
+from preprocessing.ingestion.ingest import INGEST
+from preprocessing.samples.index import INDEX
+from preprocessing.tokenization.training import TOKENIZER
 
 __all__ = ["CORPUS", "INDEX", "INGEST", "TOKENIZER"]

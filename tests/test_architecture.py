@@ -44,8 +44,8 @@ LIGHT_MODULES = ("config.py", "stage.py")
 # JSON from outside may be nested so deeply that json.loads raises RecursionError; parse_json does not.
 READS_JSON_ITSELF = {
     "contracts/json_text.py",
-    "preprocessing/records.py",  # says of each record what is wrong with it
-    "preprocessing/tokenizer_training.py",  # what it wrote itself a line before
+    "preprocessing/reading/records.py",  # says of each record what is wrong with it
+    "preprocessing/tokenization/training.py",  # what it wrote itself a line before
     "conversion/safetensors_files.py",  # refuses names that stand twice
 }
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}

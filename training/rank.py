@@ -85,7 +85,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _open_samples(job: Job, split: str) -> "SampleSource":
-    from preprocessing.samples import GPTSamples
+    from preprocessing.samples.gpt import GPTSamples
 
     source: SampleSource = GPTSamples(Path(job.index), split)
     return source

@@ -18,7 +18,7 @@ from contracts.stage import Stage
 from contracts.store import ArtifactStore
 from contracts.workspace import Workspace
 from preprocessing.config import IndexConfig
-from preprocessing.splits import parse_split
+from preprocessing.samples.splits import parse_split
 from training.config import PretrainConfig, with_vocab_size
 from training.flops import parameter_count, step_flops_per_token
 from training.launch import run_ranks
@@ -222,14 +222,14 @@ def _summary(settings: PretrainConfig, index: Artifact, workspace: Workspace) ->
 
 def _raw(settings: PretrainConfig) -> dict[str, str]:
     """Name artifacts given by path by their content."""
-    from preprocessing.dataset import artifact_content
+    from preprocessing.dataset.token_dataset import artifact_content
 
     found = {f"dataset{number}": artifact_content(path) for number, path in enumerate(settings.datasets)}
     return {name: content for name, content in found.items() if content is not None}
 
 
 def _raw_files(settings: PretrainConfig) -> dict[str, Path]:
-    from preprocessing.dataset import pair_files
+    from preprocessing.dataset.token_dataset import pair_files
 
     return {
         f"dataset{number}{name}": file

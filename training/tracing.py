@@ -30,7 +30,7 @@ def trace_samples_of(
     Raises:
         InputError: The run's index or datasets are gone.
     """
-    from preprocessing.trace import trace_samples
+    from preprocessing.samples.trace import trace_samples
 
     found = []
     for span in trace_samples(_index_of(run, store).path, list(samples)):

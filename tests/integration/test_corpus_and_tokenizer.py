@@ -10,11 +10,11 @@ from ingest_cases import CASES
 from contracts.errors import InputError, RecordError
 from contracts.store import ArtifactStore
 from preprocessing.config import CorpusConfig, TokenizerConfig
-from preprocessing.corpus import CORPUS
-from preprocessing.records import RecordFormat, read_records
-from preprocessing.sources import corpus_files
-from preprocessing.tokenizer import load_tokenizer
-from preprocessing.tokenizer_training import TOKENIZER
+from preprocessing.corpus.gather import CORPUS
+from preprocessing.reading.records import RecordFormat, read_records
+from preprocessing.reading.sources import corpus_files
+from preprocessing.tokenization.tokenizer import load_tokenizer
+from preprocessing.tokenization.training import TOKENIZER
 
 
 def records(corpus, part: str):

@@ -11,9 +11,9 @@ from ingest_cases import ingest_files
 from megatron_cases import SMALL
 
 from contracts.errors import ConfigError, InputError
-from preprocessing.dataset import TokenDataset
-from preprocessing.indexed_dataset import IndexedDataset
-from preprocessing.inspection import inspect_dataset, inspect_tokenizer, verify_dataset
+from preprocessing.dataset.indexed_dataset import IndexedDataset
+from preprocessing.dataset.inspection import inspect_dataset, inspect_tokenizer, verify_dataset
+from preprocessing.dataset.token_dataset import TokenDataset
 
 
 @pytest.fixture

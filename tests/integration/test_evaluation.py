@@ -21,10 +21,10 @@ from evaluation.requests import encode
 from evaluation.score import score_file
 from evaluation.stage import EVALUATE
 from preprocessing.config import IngestConfig
-from preprocessing.dataset import TokenDataset
-from preprocessing.indexed_dataset import PairWriter
+from preprocessing.dataset.indexed_dataset import PairWriter
+from preprocessing.dataset.token_dataset import TokenDataset
 from preprocessing.stages import INGEST
-from preprocessing.tokenizer import load_tokenizer
+from preprocessing.tokenization.tokenizer import load_tokenizer
 
 CASES = Path(__file__).parents[1] / "cases"
 BYTES = CASES / "_tokenizers" / "byte257"

@@ -12,8 +12,8 @@ from contracts.artifact import Artifact
 from contracts.errors import ConfigError, InputError
 from contracts.store import ArtifactStore
 from preprocessing.config import IndexConfig
-from preprocessing.index import INDEX
-from preprocessing.samples import GPTSamples
+from preprocessing.samples.gpt import GPTSamples
+from preprocessing.samples.index import INDEX
 
 
 def index_of(datasets: list[Artifact], output: Path, **settings: Any) -> Artifact:

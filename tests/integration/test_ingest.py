@@ -18,11 +18,11 @@ from ingest_cases import CASES, ingest_files
 
 from contracts.errors import ConfigError, RecordError
 from contracts.store import ArtifactStore
-from preprocessing import blocks
 from preprocessing.config import CorpusConfig, IngestConfig
-from preprocessing.corpus import CORPUS
-from preprocessing.dataset import TokenDataset
-from preprocessing.ingest import INGEST
+from preprocessing.corpus.gather import CORPUS
+from preprocessing.dataset.token_dataset import TokenDataset
+from preprocessing.ingestion.ingest import INGEST
+from preprocessing.reading import blocks
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -38,7 +38,7 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     def small(*args: Any, **kwargs: Any) -> Any:
         return original(*args, **{**kwargs, "block_bytes": 3000})
 
-    monkeypatch.setattr("preprocessing.ingest.file_blocks", small)
+    monkeypatch.setattr("preprocessing.ingestion.ingest.file_blocks", small)
 
 
 @pytest.mark.usefixtures("_small_blocks")
@@ -79,9 +79,9 @@ _RUN = """
 import sys, time
 from pathlib import Path
 from contracts.store import ArtifactStore
-from preprocessing import shards
+from preprocessing.ingestion import shards
 from preprocessing.config import IngestConfig
-from preprocessing.ingest import INGEST
+from preprocessing.ingestion.ingest import INGEST
 sources, tokenizer, output = sys.argv[1].split(","), sys.argv[2], Path(sys.argv[3])
 close = shards.ShardWriter._close_shard
 def slowly(self, position):

@@ -7,9 +7,9 @@ import pytest
 from ingest_cases import CASES, assert_outcome, case_path, expected, ingest_files
 
 from contracts.errors import ConfigError, InputError, RecordError
-from preprocessing.compression import DamagedStreamError
-from preprocessing.dataset import TokenDataset
-from preprocessing.indexed_dataset import IndexedDataset
+from preprocessing.dataset.indexed_dataset import IndexedDataset
+from preprocessing.dataset.token_dataset import TokenDataset
+from preprocessing.reading.compression import DamagedStreamError
 
 
 def rejects_of(folder: Path) -> list[dict[str, object]]:

@@ -8,14 +8,14 @@ import pytest
 from megatron_cases import SMALL, assert_same_array, case_ids, cases, roots
 
 from contracts.store import ArtifactStore
-from preprocessing import kernels
 from preprocessing.config import IndexConfig
-from preprocessing.dataset import TokenDataset
-from preprocessing.index import INDEX, build_index
-from preprocessing.indexed_dataset import IndexedDataset
-from preprocessing.sample_index import build_sample_index
-from preprocessing.samples import GPTSamples
-from preprocessing.splits import SPLITS, parse_split, split_range
+from preprocessing.dataset.indexed_dataset import IndexedDataset
+from preprocessing.dataset.token_dataset import TokenDataset
+from preprocessing.samples import kernels
+from preprocessing.samples.gpt import GPTSamples
+from preprocessing.samples.index import INDEX, build_index
+from preprocessing.samples.sample_index import build_sample_index
+from preprocessing.samples.splits import SPLITS, parse_split, split_range
 
 INDICES = ("document_index", "sample_index", "shuffle_index")
 

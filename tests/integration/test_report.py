@@ -14,7 +14,7 @@ from evaluation.config import ReportConfig
 from evaluation.report import PAGE
 from evaluation.stage import REPORT
 from preprocessing.config import IngestConfig
-from preprocessing.indexed_dataset import PairWriter
+from preprocessing.dataset.indexed_dataset import PairWriter
 from preprocessing.stages import INGEST
 from training.config import PretrainConfig
 from training.stage import PRETRAIN

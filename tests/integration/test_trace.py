@@ -11,11 +11,11 @@ from contracts.artifact import Artifact
 from contracts.errors import InputError
 from contracts.store import ArtifactStore
 from preprocessing.config import IndexConfig, IngestConfig
-from preprocessing.dataset import TokenDataset
-from preprocessing.index import INDEX
-from preprocessing.ingest import INGEST
-from preprocessing.samples import GPTSamples
-from preprocessing.trace import read_source_text, trace_samples
+from preprocessing.dataset.token_dataset import TokenDataset
+from preprocessing.ingestion.ingest import INGEST
+from preprocessing.samples.gpt import GPTSamples
+from preprocessing.samples.index import INDEX
+from preprocessing.samples.trace import read_source_text, trace_samples
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from worker_tasks import make_task
 
 from contracts.errors import InputError, RecordError
-from preprocessing.workers import InProcess, Pool, Processes
+from preprocessing.ingestion.workers import InProcess, Pool, Processes
 
 
 def two(make: Callable[..., Any]) -> Pool:

@@ -8,7 +8,7 @@ from typing import Any
 from contracts.artifact import Artifact
 from contracts.store import ArtifactStore
 from preprocessing.config import IngestConfig
-from preprocessing.ingest import INGEST
+from preprocessing.ingestion.ingest import INGEST
 
 CASES = Path(__file__).parent.parent / "cases"
 

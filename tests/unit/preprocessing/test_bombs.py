@@ -7,9 +7,9 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from preprocessing.blocks import Position, RowBlock, file_blocks
-from preprocessing.compression import CHUNK_BYTES, DamagedStreamError, decompressed_chunks
-from preprocessing.sources import SourceFile
+from preprocessing.reading.blocks import Position, RowBlock, file_blocks
+from preprocessing.reading.compression import CHUNK_BYTES, DamagedStreamError, decompressed_chunks
+from preprocessing.reading.sources import SourceFile
 
 
 def _write(path: Path, data: bytes) -> SourceFile:
@@ -37,7 +37,7 @@ def test_a_line_without_end_is_damage_after_the_whole_lines_before_it(tmp_path: 
 
 
 def test_a_row_too_long_for_a_record_is_rejected_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("preprocessing.blocks.LINE_BYTES", 1000)
+    monkeypatch.setattr("preprocessing.reading.blocks.LINE_BYTES", 1000)
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"text": ["a", " " * 5000, "b"]}), path, compression="zstd")
 

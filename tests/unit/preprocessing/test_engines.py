@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ingest_cases import CASES
 
-from preprocessing.engines import _CL100K, PieceEngine, choose_engine, safe_pattern
-from preprocessing.tokenizer import Tokenizer
+from preprocessing.tokenization.engines import _CL100K, PieceEngine, choose_engine, safe_pattern
+from preprocessing.tokenization.tokenizer import Tokenizer
 
 PATTERNS = {"gpt2": None, "llama3": _CL100K % "{1,3}", "qwen2": _CL100K % ""}
 HARD = [

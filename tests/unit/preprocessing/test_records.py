@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.errors import InputError
-from preprocessing.blocks import LineBlock, Position, file_blocks
-from preprocessing.compression import DamagedStreamError, detect_kind
-from preprocessing.records import RecordFormat, parse_block
-from preprocessing.sources import SourceFile
+from preprocessing.reading.blocks import LineBlock, Position, file_blocks
+from preprocessing.reading.compression import DamagedStreamError, detect_kind
+from preprocessing.reading.records import RecordFormat, parse_block
+from preprocessing.reading.sources import SourceFile
 
 FORM = RecordFormat()
 KEYS = ("text", "meta.pile_set_name")

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preprocessing import kernels
-from preprocessing.sample_index import build_sample_index, plan_epochs
+from preprocessing.samples import kernels
+from preprocessing.samples.sample_index import build_sample_index, plan_epochs
 
 LENGTHS = st.lists(st.integers(0, 20), min_size=1, max_size=40).filter(sum)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from contracts.errors import ConfigError
-from preprocessing.sources import expand_sources
+from preprocessing.reading.sources import expand_sources
 
 
 @pytest.fixture

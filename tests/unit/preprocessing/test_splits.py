@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preprocessing.splits import parse_split, split_range
+from preprocessing.samples.splits import parse_split, split_range
 
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=3).filter(any), st.integers(0, 5000))

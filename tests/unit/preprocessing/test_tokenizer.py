@@ -8,7 +8,7 @@ import pytest
 from ingest_cases import CASES
 
 from contracts.errors import ConfigError
-from preprocessing.tokenizer import load_tokenizer, token_dtype
+from preprocessing.tokenization.tokenizer import load_tokenizer, token_dtype
 
 TOKENIZERS = CASES / "_tokenizers"
 

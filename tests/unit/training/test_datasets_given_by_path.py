@@ -14,8 +14,8 @@ from contracts.store import ArtifactStore, Workspace
 from evaluation.config import EvaluateConfig
 from evaluation.stage import EVALUATE
 from preprocessing.config import IndexConfig
-from preprocessing.dataset import TokenDataset, pair_files
-from preprocessing.indexed_dataset import PairWriter
+from preprocessing.dataset.indexed_dataset import PairWriter
+from preprocessing.dataset.token_dataset import TokenDataset, pair_files
 from preprocessing.stages import INDEX
 from training.config import PretrainConfig
 from training.stage import PRETRAIN

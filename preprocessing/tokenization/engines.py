@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from preprocessing.tokenizer import Tokenizer, flat_ids
+from preprocessing.tokenization.tokenizer import Tokenizer, flat_ids
 
 Ids = npt.NDArray[np.uint32]
 Lengths = npt.NDArray[np.int64]

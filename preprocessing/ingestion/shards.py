@@ -19,12 +19,12 @@ import numpy as np
 from contracts.errors import InputError, RecordError
 from contracts.files import write_atomically
 from contracts.json_text import parse_json
-from preprocessing.blocks import Position
-from preprocessing.document_table import DOCUMENTS, DocumentRows, join_tables
-from preprocessing.encoding import Damage, EncodedBlock
-from preprocessing.indexed_dataset import PairWriter
-from preprocessing.records import Reject
-from preprocessing.sources import SourceFile
+from preprocessing.dataset.indexed_dataset import PairWriter
+from preprocessing.ingestion.document_table import DOCUMENTS, DocumentRows, join_tables
+from preprocessing.ingestion.encoding import Damage, EncodedBlock
+from preprocessing.reading.blocks import Position
+from preprocessing.reading.records import Reject
+from preprocessing.reading.sources import SourceFile
 
 UNFINISHED = "unfinished"
 STATE = "state.json"

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from preprocessing.encoding import DIGEST_BYTES, EncodedBlock
+from preprocessing.ingestion.encoding import DIGEST_BYTES, EncodedBlock
 
 DOCUMENTS = "documents.parquet"
 ROWS = 2**16

@@ -17,12 +17,12 @@ from contracts.errors import ConfigError, InputError, RecordError
 from contracts.progress import Progress
 from contracts.stage import Stage
 from contracts.store import Workspace
-from preprocessing.blocks import LineBlock, Position, file_blocks
-from preprocessing.compression import detect_kind
 from preprocessing.config import END_OF_DOCUMENT, TokenizerConfig
-from preprocessing.records import RecordFormat, Reject, read_records
-from preprocessing.sources import DATA_SUFFIXES, SourceFile, raw_source_files, source_files
-from preprocessing.tokenizer import CONFIG_FILE, TOKENIZER_FILE
+from preprocessing.reading.blocks import LineBlock, Position, file_blocks
+from preprocessing.reading.compression import detect_kind
+from preprocessing.reading.records import RecordFormat, Reject, read_records
+from preprocessing.reading.sources import DATA_SUFFIXES, SourceFile, raw_source_files, source_files
+from preprocessing.tokenization.tokenizer import CONFIG_FILE, TOKENIZER_FILE
 
 WORDPIECE_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", END_OF_DOCUMENT)
 UNIGRAM_SPECIALS = ("<unk>", END_OF_DOCUMENT)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from preprocessing.kernels import legacy_shuffle, sample_starts
+from preprocessing.samples.kernels import legacy_shuffle, sample_starts
 
 # A final epoch of which less than this share is used is shuffled apart, so that its documents do
 # not displace those of the whole epochs (gpt_dataset.py, _build_document_sample_shuffle_indices).

@@ -11,9 +11,9 @@ import numpy.typing as npt
 from contracts.artifact import MANIFEST, read_artifact
 from contracts.errors import ConfigError, InputError
 from contracts.json_text import parse_json
-from preprocessing.dataset import TokenDataset
-from preprocessing.index import INDEX_FILE, INDEX_FORMAT
-from preprocessing.sources import found_path
+from preprocessing.dataset.token_dataset import TokenDataset
+from preprocessing.reading.sources import found_path
+from preprocessing.samples.index import INDEX_FILE, INDEX_FORMAT
 
 
 @dataclass(frozen=True)

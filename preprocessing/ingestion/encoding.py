@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from contracts.errors import RecordError
-from preprocessing.blocks import LineBlock, Position, RowBlock
-from preprocessing.engines import Engine, choose_engine
-from preprocessing.indexed_dataset import MAX_SEQUENCE_TOKENS
-from preprocessing.records import Record, RecordFormat, Reject, parse_block
-from preprocessing.sources import SourceFile
-from preprocessing.tokenizer import Tokenizer, load_tokenizer
+from preprocessing.dataset.indexed_dataset import MAX_SEQUENCE_TOKENS
+from preprocessing.reading.blocks import LineBlock, Position, RowBlock
+from preprocessing.reading.records import Record, RecordFormat, Reject, parse_block
+from preprocessing.reading.sources import SourceFile
+from preprocessing.tokenization.engines import Engine, choose_engine
+from preprocessing.tokenization.tokenizer import Tokenizer, load_tokenizer
 
 DIGEST_BYTES = 16
 CHECKED_LINES = 8  # of each file, besides one document in 256, chosen by its digest

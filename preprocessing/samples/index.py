@@ -24,11 +24,11 @@ from contracts.files import user_path, write_atomically
 from contracts.stage import Stage
 from contracts.store import Workspace
 from preprocessing.config import IndexConfig
-from preprocessing.dataset import TokenDataset, artifact_content, pair_files
-from preprocessing.kernels import blend, blend_exhaustively
-from preprocessing.sample_index import SampleIndex, build_sample_index
-from preprocessing.sources import recorded_path
-from preprocessing.splits import SPLITS, parse_split, split_range
+from preprocessing.dataset.token_dataset import TokenDataset, artifact_content, pair_files
+from preprocessing.reading.sources import recorded_path
+from preprocessing.samples.kernels import blend, blend_exhaustively
+from preprocessing.samples.sample_index import SampleIndex, build_sample_index
+from preprocessing.samples.splits import SPLITS, parse_split, split_range
 
 INDEX_FILE = "index.json"
 INDEX_FORMAT = 1

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from contracts.errors import RecordError
-from preprocessing.blocks import Block, LineBlock, Position, RowBlock, file_blocks
-from preprocessing.sources import SourceFile
+from preprocessing.reading.blocks import Block, LineBlock, Position, RowBlock, file_blocks
+from preprocessing.reading.sources import SourceFile
 
 BOM = b"\xef\xbb\xbf"
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")

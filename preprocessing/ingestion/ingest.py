@@ -19,15 +19,15 @@ from contracts.progress import Progress
 from contracts.stage import Stage
 from contracts.store import Workspace
 from contracts.workspace import StoreAtWork
-from preprocessing.blocks import Block, Position, file_blocks
-from preprocessing.compression import DamagedStreamError, detect_kind
 from preprocessing.config import IngestConfig
-from preprocessing.encoding import Damage, EncodingPlan, make_encoder
-from preprocessing.records import RecordFormat
-from preprocessing.shards import REJECTS, UNFINISHED, ShardWriter, Tally
-from preprocessing.sources import SourceFile, raw_source_files, recorded_path, source_files
-from preprocessing.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer, tokenizer_files
-from preprocessing.workers import InProcess, Pool, Processes
+from preprocessing.ingestion.encoding import Damage, EncodingPlan, make_encoder
+from preprocessing.ingestion.shards import REJECTS, UNFINISHED, ShardWriter, Tally
+from preprocessing.ingestion.workers import InProcess, Pool, Processes
+from preprocessing.reading.blocks import Block, Position, file_blocks
+from preprocessing.reading.compression import DamagedStreamError, detect_kind
+from preprocessing.reading.records import RecordFormat
+from preprocessing.reading.sources import SourceFile, raw_source_files, recorded_path, source_files
+from preprocessing.tokenization.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer, tokenizer_files
 
 IN_PROCESS_BYTES = 2**20
 LINE_COUNTS = ("documents", "empty", "filtered", "rejected")

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from contracts.errors import ShardlineError
-from preprocessing.dataset import TokenDataset
-from preprocessing.document_table import DOCUMENTS
-from preprocessing.indexed_dataset import DTYPES, IndexedDataset
-from preprocessing.tokenizer import load_tokenizer
+from preprocessing.dataset.indexed_dataset import DTYPES, IndexedDataset
+from preprocessing.dataset.token_dataset import TokenDataset
+from preprocessing.ingestion.document_table import DOCUMENTS
+from preprocessing.tokenization.tokenizer import load_tokenizer
 
 CHUNK_TOKENS = 2**24
 SAMPLE_TOKENS = 32

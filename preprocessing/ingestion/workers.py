@@ -75,12 +75,12 @@ class Processes:
         self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix="worker")
 
     def __enter__(self) -> Self:
-        root = Path(__file__).resolve().parent.parent
+        root = Path(__file__).resolve().parent.parent.parent
         path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
         environment = {**os.environ, **_ONE_THREAD, "PYTHONPATH": path}
         for _ in range(self._num_workers):
             worker = subprocess.Popen(
-                [sys.executable, "-m", "preprocessing.workers"],
+                [sys.executable, "-m", "preprocessing.ingestion.workers"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=environment,

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from contracts.errors import InputError
-from preprocessing.blocks import Position, file_blocks
-from preprocessing.dataset import TokenDataset
-from preprocessing.records import RecordFormat, parse_block
-from preprocessing.samples import DocumentSpan, GPTSamples
-from preprocessing.sources import SourceFile
+from preprocessing.dataset.token_dataset import TokenDataset
+from preprocessing.reading.blocks import Position, file_blocks
+from preprocessing.reading.records import RecordFormat, parse_block
+from preprocessing.reading.sources import SourceFile
+from preprocessing.samples.gpt import DocumentSpan, GPTSamples
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,13 @@ from contracts.artifact import Artifact
 from contracts.errors import ConfigError, InputError, RecordError
 from contracts.stage import Stage
 from contracts.store import Workspace
-from preprocessing.blocks import Position, file_blocks
-from preprocessing.compression import DamagedStreamError
 from preprocessing.config import CorpusConfig
-from preprocessing.machine_text import Candidate, candidates_digest, find_candidates
-from preprocessing.records import RecordFormat, parse_block
-from preprocessing.shards import NO_SUBSET, REJECTS
-from preprocessing.sources import SourceFile, expand_sources, raw_source_files
+from preprocessing.corpus.machine_text import Candidate, candidates_digest, find_candidates
+from preprocessing.ingestion.shards import NO_SUBSET, REJECTS
+from preprocessing.reading.blocks import Position, file_blocks
+from preprocessing.reading.compression import DamagedStreamError
+from preprocessing.reading.records import RecordFormat, parse_block
+from preprocessing.reading.sources import SourceFile, expand_sources, raw_source_files
 
 PARTS = ("train", "heldout")
 ZSTD_LEVEL = 3

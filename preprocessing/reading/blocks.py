@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from preprocessing.compression import DamagedStreamError, Kind, decompressed_chunks, detect_kind
-from preprocessing.sources import SourceFile
+from preprocessing.reading.compression import DamagedStreamError, Kind, decompressed_chunks, detect_kind
+from preprocessing.reading.sources import SourceFile
 
 BLOCK_BYTES = 2 * 2**20
 BLOCK_ROWS = 1024

@@ -15,10 +15,10 @@ import numpy.typing as npt
 from contracts.artifact import MANIFEST, Artifact, read_artifact
 from contracts.errors import ConfigError, InputError
 from contracts.files import user_path
-from preprocessing.document_table import DOCUMENTS
-from preprocessing.indexed_dataset import IndexedDataset, pair_prefix
-from preprocessing.sources import found_path
-from preprocessing.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
+from preprocessing.dataset.indexed_dataset import IndexedDataset, pair_prefix
+from preprocessing.ingestion.document_table import DOCUMENTS
+from preprocessing.reading.sources import found_path
+from preprocessing.tokenization.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 
 
 class TokenDataset:

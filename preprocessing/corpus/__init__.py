@@ -1,0 +1,1 @@
+"""The corpus stage: text gathered into Pile form."""

@@ -1,0 +1,1 @@
+"""Datasets of tokens on disk: reading, describing and checking them."""

@@ -1,0 +1,1 @@
+"""The ingest stage: a corpus becomes `.bin`/`.idx` shards."""

@@ -1,0 +1,1 @@
+"""Which samples a model sees, in which order, and where each came from."""

@@ -1,0 +1,1 @@
+"""Tokenizers: loading them, training them, and the engines that run them."""
