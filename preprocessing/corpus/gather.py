@@ -139,8 +139,8 @@ def _user_documents(
                     raise RecordError(first.file, first.line, first.reason)
                 rejects += [vars(reject) for reject in parsed.rejects]
                 counts["rejected"] += len(parsed.rejects)
-                counts["empty"] += len(parsed.empty)
-                for record in parsed.records:
+                counts["empty"] += len(parsed.empty_lines)
+                for record in parsed.records():
                     yield record.text, record.subset or NO_SUBSET, f"{record.file}:{record.line}"
         except DamagedStreamError as error:
             if settings.on_error == "stop":

@@ -49,7 +49,7 @@ class DocumentRows:
         columns = [
             pa.array(np.full(count, self._shard, dtype=np.int32)),
             pa.array(np.arange(first, first + count, dtype=np.int64)),
-            pa.array(np.full(count, block.end.file, dtype=np.int32)),
+            pa.array(np.full(count, block.end.piece, dtype=np.int32)),
             # Copies, so that the block with its tokens can go.
             pa.array(block.lines[part].copy()),
             pa.array(block.offsets[part].copy()),

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from contracts.errors import RecordError
 from preprocessing.dataset.indexed_dataset import MAX_SEQUENCE_TOKENS
 from preprocessing.reading.blocks import LineBlock, Position, RowBlock
-from preprocessing.reading.records import Record, RecordFormat, Reject, parse_block
+from preprocessing.reading.records import ParsedBlock, RecordFormat, Reject, parse_block
 from preprocessing.reading.sources import SourceFile
 from preprocessing.tokenization.engines import Engine, choose_engine
 from preprocessing.tokenization.tokenizer import Tokenizer, load_tokenizer
@@ -92,36 +92,37 @@ def encode_block(
     if isinstance(block, Damage):
         return block
     parsed = parse_block(block, plan.form)
-    events = [Event(*item) for item in parsed.events]
-    records = parsed.records
+    events = [Event(*item) for item in parsed.events] + [Event(line, "filtered") for line, _ in parsed.filtered]
     if plan.keep_empty:
-        records = sorted(records + parsed.empty, key=lambda record: record.line)
+        parsed = parsed.with_empty()
     else:
-        events += [Event(record.line, "empty") for record in parsed.empty]
-    texts = [record.text for record in records]
-    ids, lengths = engine.encode(texts)
+        events += [Event(line, "empty") for line in parsed.empty_lines]
+    ids, lengths = engine.encode(parsed.texts)
     if len(ids) and int(ids.max()) >= tokenizer.vocab_size:
         raise RuntimeError(
             f"{tokenizer.source} gave the id {int(ids.max())}, above its highest {tokenizer.vocab_size - 1}"
         )
-    events += _special_tokens(records, tokenizer.special_tokens)
-    digests = [_digest(text) for text in texts]
-    events += _check_sample(records, digests, ids, lengths, tokenizer)
+    events += _special_tokens(parsed, tokenizer.special_tokens)
+    digests = [_digest(text) for text in parsed.texts]
+    events += _check_sample(parsed, digests, ids, lengths, tokenizer)
+    texts, subsets = parsed.texts, parsed.subsets
+    lines, offsets = np.array(parsed.lines, dtype=np.int64), np.array(parsed.offsets, dtype=np.int64)
     if not plan.keep_empty and not lengths.all():
         # A normalizer can make nothing of a text; such a document counts as empty.
-        events += [Event(record.line, "empty") for record, n in zip(records, lengths, strict=True) if not n]
+        events += [Event(line, "empty") for line in lines[lengths == 0].tolist()]
         keep = np.flatnonzero(lengths).tolist()
-        records, digests, lengths = [records[n] for n in keep], [digests[n] for n in keep], lengths[keep]
+        texts, subsets, digests = [texts[n] for n in keep], [subsets[n] for n in keep], [digests[n] for n in keep]
+        lines, offsets, lengths = lines[keep], offsets[keep], lengths[keep]
     ids, lengths = _with_bounds(ids, lengths, plan)
-    _refuse_too_long(records, lengths)
+    _refuse_too_long(parsed.file, lines, lengths)
     return EncodedBlock(
         ids=ids.astype(tokenizer.token_dtype),
         lengths=lengths,
-        lines=np.array([record.line for record in records], dtype=np.int64),
-        offsets=np.array([record.offset for record in records], dtype=np.int64),
-        sizes=np.array([_utf8_bytes(record.text) for record in records], dtype=np.int64),
+        lines=lines,
+        offsets=offsets,
+        sizes=np.array([_utf8_bytes(text) for text in texts], dtype=np.int64),
         digests=b"".join(digests),
-        subsets=[record.subset for record in records],
+        subsets=subsets,
         rejects=parsed.rejects,
         events=sorted(events, key=lambda event: event.line),
         end=block.end,
@@ -148,16 +149,20 @@ def _with_bounds(
     return result, lengths
 
 
-def _special_tokens(records: Sequence[Record], tokens: Sequence[str]) -> list[Event]:
+def _special_tokens(parsed: ParsedBlock, tokens: Sequence[str]) -> list[Event]:
     """Count special tokens that stand in texts as characters; they were encoded as characters."""
-    joined = "\n".join(record.text for record in records)
+    joined = "\n".join(parsed.texts)
     tokens = [token for token in tokens if token in joined]
-    counts = ((record, sum(record.text.count(token) for token in tokens)) for record in records if tokens)
-    return [Event(record.line, "special_tokens_in_text", count) for record, count in counts if count]
+    if not tokens:
+        return []
+    counts = (sum(text.count(token) for token in tokens) for text in parsed.texts)
+    return [
+        Event(line, "special_tokens_in_text", count) for line, count in zip(parsed.lines, counts, strict=True) if count
+    ]
 
 
 def _check_sample(
-    records: Sequence[Record],
+    parsed: ParsedBlock,
     digests: Sequence[bytes],
     ids: npt.NDArray[np.uint32],
     lengths: npt.NDArray[np.int64],
@@ -166,26 +171,23 @@ def _check_sample(
     """Decode some documents and compare with their texts; compare the engine with the reference too."""
     events = []
     starts = np.cumsum(lengths) - lengths
-    for number, (record, digest) in enumerate(zip(records, digests, strict=True)):
-        if record.line > CHECKED_LINES and digest[0]:
+    for number, (line, digest) in enumerate(zip(parsed.lines, digests, strict=True)):
+        if line > CHECKED_LINES and digest[0]:
             continue
+        text = parsed.texts[number]
         found = ids[starts[number] : starts[number] + lengths[number]].tolist()
-        if found != tokenizer.encode(record.text):
-            raise RuntimeError(
-                f"{record.file}, line {record.line}: the fast engine differs from the tokenizers library"
-            )
-        events.append(Event(record.line, "round_trip_checked"))
-        if tokenizer.decode(found) != record.text:
-            events.append(Event(record.line, "round_trip_differs"))
+        if found != tokenizer.encode(text):
+            raise RuntimeError(f"{parsed.file}, line {line}: the fast engine differs from the tokenizers library")
+        events.append(Event(line, "round_trip_checked"))
+        if tokenizer.decode(found) != text:
+            events.append(Event(line, "round_trip_differs"))
     return events
 
 
-def _refuse_too_long(records: Sequence[Record], lengths: npt.NDArray[np.int64]) -> None:
+def _refuse_too_long(file: str, lines: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> None:
     if len(lengths) and int(lengths.max()) > MAX_SEQUENCE_TOKENS:
-        record = records[int(lengths.argmax())]
-        raise RecordError(
-            record.file, record.line, f"the document has more than {MAX_SEQUENCE_TOKENS} tokens, the format's limit"
-        )
+        line = int(lines[lengths.argmax()])
+        raise RecordError(file, line, f"the document has more than {MAX_SEQUENCE_TOKENS} tokens, the format's limit")
 
 
 def _digest(text: str) -> bytes:

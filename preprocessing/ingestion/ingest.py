@@ -83,7 +83,8 @@ def _ingest(settings: IngestConfig, inputs: Mapping[str, Artifact], workspace: W
             for block in pool.ordered(blocks):
                 writer.write(block)
                 if not isinstance(block, Damage):
-                    _report(workspace.progress, writer.tally, files, block.end.file, block.file_bytes_read, total_bytes)
+                    read = block.file_bytes_read
+                    _report(workspace.progress, writer.tally, files, block.end.piece, read, total_bytes)
         _refuse_empty(writer.tally, files)
         _refuse_lost_lines(writer.tally)
         writer.finish(files)
@@ -116,8 +117,8 @@ def _pool(workers: int | None, total_bytes: int, plan: EncodingPlan) -> Pool:
 def _blocks(
     files: Sequence[SourceFile], start: Position, form: RecordFormat, *, is_strict: bool
 ) -> Iterator[Block | Damage]:
-    for number in range(start.file, len(files)):
-        position = start if number == start.file else Position(number)
+    for number in range(start.piece, len(files)):
+        position = start if number == start.piece else Position(number)
         try:
             yield from file_blocks(files[number], position, keys=(form.text_key, form.subset_key))
         except DamagedStreamError as error:

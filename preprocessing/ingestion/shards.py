@@ -160,12 +160,12 @@ class ShardWriter:
                 stop = start + 1  # a document longer than a shard has one of its own
             pair.append(block.ids[before : int(totals[stop - 1]) if stop else 0], block.lengths[start:stop])
             rows.append(self.num_documents + pair.num_documents - (stop - start), block, slice(start, stop))
-            self.tally.add_documents(block.end.file, block, slice(start, stop))
+            self.tally.add_documents(block.end.piece, block, slice(start, stop))
             if stop < len(totals):
                 line, offset = int(block.lines[stop]), int(block.offsets[stop])
                 self._account(block, from_line, line)
                 from_line = line
-                self._close_shard(Position(block.end.file, line, offset))
+                self._close_shard(Position(block.end.piece, line, offset))
             start = stop
         self._account(block, from_line, block.end.line)
 
@@ -181,7 +181,7 @@ class ShardWriter:
 
     def _account(self, block: EncodedBlock, from_line: int, to_line: int) -> None:
         """Count what happened at the lines `from_line` up to `to_line`."""
-        file = block.end.file
+        file = block.end.piece
         for event in block.events:
             if from_line <= event.line < to_line:
                 self.tally.add(file, event.name, event.count)

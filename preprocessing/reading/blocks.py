@@ -18,9 +18,15 @@ LINE_BYTES = 128 * 2**20  # a longer line is no document, but a damaged or hosti
 
 @dataclass(frozen=True)
 class Position:
-    """A place between two records: file number, its next line, and that line's byte offset."""
+    """A place between two records: number of the piece, its next line, and that line's byte offset.
 
-    file: int = 0
+    Args:
+        piece: Number of the piece in the row of pieces that is being read; of the file, where
+            whole files are read.
+        line, offset: Counted from the first record of the piece: line 1, byte 0.
+    """
+
+    piece: int = 0
     line: int = 1
     offset: int = 0
 

@@ -62,17 +62,66 @@ class Reject:
 
 @dataclass
 class ParsedBlock:
-    """What a block holds.
+    """What a block holds, by columns: no object is made for a good record.
 
     Args:
+        file: Name of the file.
+        texts, lines, offsets, subsets: (documents,) of each good record its text, line, byte
+            offset and subset name.
+        empty_lines, empty_offsets, empty_subsets: The same of records without text.
+        filtered: (line, reason) of records that are no documents by rule.
         events: (line, what, count) of things that were mended: "replaced_characters" (U+FFFD put
             in), "byte_order_marks" (taken out).
     """
 
-    records: list[Record] = field(default_factory=list)
-    empty: list[Record] = field(default_factory=list)
+    file: str = ""
+    texts: list[str] = field(default_factory=list)
+    lines: list[int] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    subsets: list[str | None] = field(default_factory=list)
+    empty_lines: list[int] = field(default_factory=list)
+    empty_offsets: list[int] = field(default_factory=list)
+    empty_subsets: list[str | None] = field(default_factory=list)
+    filtered: list[tuple[int, str]] = field(default_factory=list)
     rejects: list[Reject] = field(default_factory=list)
     events: list[tuple[int, str, int]] = field(default_factory=list)
+
+    def add(self, line: int, offset: int, text: str, subset: str | None) -> None:
+        """Add a record that is no reject."""
+        if text:
+            self.texts.append(text)
+            self.lines.append(line)
+            self.offsets.append(offset)
+            self.subsets.append(subset)
+        else:
+            self.empty_lines.append(line)
+            self.empty_offsets.append(offset)
+            self.empty_subsets.append(subset)
+
+    def records(self) -> Iterator[Record]:
+        """Yield the good records one by one."""
+        for line, offset, text, subset in zip(self.lines, self.offsets, self.texts, self.subsets, strict=True):
+            yield Record(self.file, line, offset, text, subset)
+
+    def with_empty(self) -> "ParsedBlock":
+        """Return the same block with its empty records among the good ones, by line."""
+        if not self.empty_lines:
+            return self
+        everything = [
+            *zip(self.lines, self.offsets, self.texts, self.subsets, strict=True),
+            *zip(self.empty_lines, self.empty_offsets, [""] * len(self.empty_lines), self.empty_subsets, strict=True),
+        ]
+        lines, offsets, texts, subsets = zip(*sorted(everything, key=lambda row: row[0]), strict=True)
+        return ParsedBlock(
+            self.file,
+            list(texts),
+            list(lines),
+            list(offsets),
+            list(subsets),
+            filtered=self.filtered,
+            rejects=self.rejects,
+            events=self.events,
+        )
 
 
 class _BadRecordError(Exception):
@@ -98,7 +147,7 @@ def read_records(
                 if on_reject is None:
                     raise RecordError(reject.file, reject.line, reject.reason)
                 on_reject(reject)
-            yield from parsed.records
+            yield from parsed.records()
 
 
 def parse_block(block: Block, form: RecordFormat) -> ParsedBlock:
@@ -109,26 +158,43 @@ def parse_block(block: Block, form: RecordFormat) -> ParsedBlock:
 
 
 def _parse_lines(block: LineBlock, form: RecordFormat) -> ParsedBlock:
-    parsed = ParsedBlock()
+    import orjson
+
+    parsed = ParsedBlock(block.source.name)
+    texts, numbers, offsets, subsets = parsed.texts, parsed.lines, parsed.offsets, parsed.subsets
+    loads, text_key, subset_of = orjson.loads, form.text_key, _SubsetReader(form.subset_key)
     offset = block.start.offset
     lines = block.data.split(b"\n")
     if not lines[-1]:
         lines.pop()
-    name = block.source.name
     for number, line in enumerate(lines, block.start.line):
         try:
-            text, subset, replaced, marks = _parse_line(line, form)
-        except _BadRecordError as error:
-            parsed.rejects.append(Reject(name, number, offset, str(error)))
+            record = loads(line)
+            text = record[text_key]
+        except (orjson.JSONDecodeError, KeyError, TypeError):
+            text = None
+        if text.__class__ is str and text:  # the usual record; orjson lets no lone surrogate through
+            texts.append(text)
+            numbers.append(number)
+            offsets.append(offset)
+            subsets.append(subset_of(record))
         else:
-            record = Record(name, number, offset, text, subset)
-            (parsed.records if text else parsed.empty).append(record)
-            if replaced:
-                parsed.events.append((number, "replaced_characters", replaced))
-            if marks:
-                parsed.events.append((number, "byte_order_marks", marks))
+            _add_unusual(parsed, line, number, offset, form)
         offset += len(line) + 1
     return parsed
+
+
+def _add_unusual(parsed: ParsedBlock, line: bytes, number: int, offset: int, form: RecordFormat) -> None:
+    try:
+        text, subset, replaced, marks = _parse_line(line, form)
+    except _BadRecordError as error:
+        parsed.rejects.append(Reject(parsed.file, number, offset, str(error)))
+        return
+    parsed.add(number, offset, text, subset)
+    if replaced:
+        parsed.events.append((number, "replaced_characters", replaced))
+    if marks:
+        parsed.events.append((number, "byte_order_marks", marks))
 
 
 def _parse_line(line: bytes, form: RecordFormat) -> tuple[str, str | None, int, int]:
@@ -149,7 +215,7 @@ def _parse_line(line: bytes, form: RecordFormat) -> tuple[str, str | None, int, 
     if not text.isascii():
         text, surrogates = _without_lone_surrogates(text, form)
         replaced += surrogates
-    return text, _subset_of(record, form.subset_key), replaced, 0
+    return text, _SubsetReader(form.subset_key)(record), replaced, 0
 
 
 def _parse_hard_line(line: bytes, form: RecordFormat) -> tuple[Any, int]:
@@ -206,13 +272,26 @@ def _nested(record: Any, key: str) -> Any:
     return record
 
 
-def _subset_of(record: Any, key: str) -> str | None:
-    value = record.get(key) if isinstance(record, dict) else None
-    if value is None:
-        value = _nested(record, key)
-    if isinstance(value, str) and value:
-        return _LONE_SURROGATE.sub("\ufffd", value)
-    return None
+class _SubsetReader:
+    """Takes the subset name out of records; equal names are one object, so that a block is small when it is sent."""
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+        self._path = key.split(".")
+        self._names: dict[str, str] = {}
+
+    def __call__(self, record: Mapping[str, Any]) -> str | None:
+        value = record.get(self._key)
+        if value is None:
+            value = record
+            for part in self._path:
+                if not isinstance(value, dict) or part not in value:
+                    return None
+                value = value[part]
+        if not isinstance(value, str) or not value:
+            return None
+        name = self._names.get(value)
+        return self._names.setdefault(value, _LONE_SURROGATE.sub("\ufffd", value)) if name is None else name
 
 
 def _without_lone_surrogates(text: str, form: RecordFormat) -> tuple[str, int]:
@@ -243,8 +322,8 @@ def _shortened(text: str, length: int = 200) -> str:
 
 
 def _parse_rows(block: RowBlock, form: RecordFormat) -> ParsedBlock:
-    parsed = ParsedBlock()
     name = block.source.name
+    parsed, subset_of = ParsedBlock(name), _SubsetReader(form.subset_key)
     has_column = form.text_key in block.columns or form.text_key.partition(".")[0] in block.columns
     for number, row in enumerate(block.rows, block.start.line):
         try:
@@ -257,6 +336,5 @@ def _parse_rows(block: RowBlock, form: RecordFormat) -> ParsedBlock:
         except _BadRecordError as error:
             parsed.rejects.append(Reject(name, number, 0, str(error)))
             continue
-        record = Record(name, number, 0, text, _subset_of(row, form.subset_key))
-        (parsed.records if text else parsed.empty).append(record)
+        parsed.add(number, 0, text, subset_of(row))
     return parsed

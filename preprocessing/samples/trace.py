@@ -115,7 +115,7 @@ def read_source_text(dataset: TokenDataset, document: int) -> str:
     form = RecordFormat(config["text_key"], config["subset_key"], config["invalid_unicode"] == "replace")
     start = Position(0, row["line"], row["byte_offset"])
     for block in file_blocks(SourceFile(row["file"], path), start, keys=(form.text_key, form.subset_key)):
-        record = next((r for r in parse_block(block, form).records if r.line == row["line"]), None)
+        record = next((r for r in parse_block(block, form).records() if r.line == row["line"]), None)
         if record is not None and hashlib.blake2b(record.text.encode(), digest_size=16).digest() == row["digest"]:
             return record.text
         break
