@@ -21,7 +21,8 @@ from contracts.stage import Stage
 from contracts.store import Workspace
 from preprocessing.config import CorpusConfig
 from preprocessing.corpus.machine_text import Candidate, candidates_digest, find_candidates
-from preprocessing.ingestion.shards import NO_SUBSET, REJECTS
+from preprocessing.ingestion.encoding import NO_SUBSET
+from preprocessing.ingestion.shards import REJECTS
 from preprocessing.reading.blocks import Position, file_blocks
 from preprocessing.reading.compression import DamagedStreamError
 from preprocessing.reading.records import RecordFormat, parse_block

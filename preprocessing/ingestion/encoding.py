@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,18 +18,24 @@ from preprocessing.tokenization.engines import Engine, choose_engine
 from preprocessing.tokenization.tokenizer import Tokenizer, load_tokenizer
 
 DIGEST_BYTES = 16
+NO_SUBSET = "(none)"
 CHECKED_LINES = 8  # of each file, besides one document in 256, chosen by its digest
 
 
 @dataclass(frozen=True)
 class EncodingPlan:
-    """How documents become token sequences."""
+    """How documents become token sequences.
+
+    Args:
+        subsets: Only records of these subsets become documents; empty: all.
+    """
 
     tokenizer: str
     form: RecordFormat
     keep_empty: bool
     eod_id: int | None
     bos_id: int | None
+    subsets: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -44,11 +50,16 @@ class Damage:
 
 @dataclass(frozen=True)
 class Event:
-    """Something to count that happened at a line: "empty", "replaced_characters", and so on."""
+    """Something to count that happened at a line: "empty", "replaced_characters", and so on.
+
+    Args:
+        reason: Why a record was "filtered".
+    """
 
     line: int
     name: str
     count: int = 1
+    reason: str = ""
 
 
 @dataclass
@@ -92,10 +103,13 @@ def encode_block(
     if isinstance(block, Damage):
         return block
     parsed = parse_block(block, plan.form)
-    events = [Event(*item) for item in parsed.events] + [Event(line, "filtered") for line, _ in parsed.filtered]
     if plan.keep_empty:
         parsed = parsed.with_empty()
-    else:
+    if plan.subsets:
+        parsed = _of_subsets(parsed, plan.subsets)
+    events = [Event(*item) for item in parsed.events]
+    events += [Event(line, "filtered", reason=reason) for line, reason in parsed.filtered]
+    if not plan.keep_empty:
         events += [Event(line, "empty") for line in parsed.empty_lines]
     ids, lengths = engine.encode(parsed.texts)
     if len(ids) and int(ids.max()) >= tokenizer.vocab_size:
@@ -128,6 +142,23 @@ def encode_block(
         end=block.end,
         file_bytes_read=block.file_bytes_read,
         engine=engine.name,
+    )
+
+
+def _of_subsets(parsed: ParsedBlock, subsets: frozenset[str]) -> ParsedBlock:
+    """Leave the records of other subsets out, each listed by its subset."""
+    names = [name or NO_SUBSET for name in parsed.subsets]
+    keep = [n for n, name in enumerate(names) if name in subsets]
+    if len(keep) == len(names):
+        return parsed
+    others = [(line, f"subset {name}") for line, name in zip(parsed.lines, names, strict=True) if name not in subsets]
+    return replace(
+        parsed,
+        texts=[parsed.texts[n] for n in keep],
+        lines=[parsed.lines[n] for n in keep],
+        offsets=[parsed.offsets[n] for n in keep],
+        subsets=[parsed.subsets[n] for n in keep],
+        filtered=parsed.filtered + others,
     )
 
 

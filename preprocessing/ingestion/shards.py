@@ -21,7 +21,7 @@ from contracts.files import write_atomically
 from contracts.json_text import parse_json
 from preprocessing.dataset.indexed_dataset import PairWriter
 from preprocessing.ingestion.document_table import DOCUMENTS, DocumentRows, join_tables
-from preprocessing.ingestion.encoding import Damage, EncodedBlock
+from preprocessing.ingestion.encoding import NO_SUBSET, Damage, EncodedBlock
 from preprocessing.reading.blocks import Position
 from preprocessing.reading.records import Reject
 from preprocessing.reading.sources import SourceFile
@@ -29,7 +29,6 @@ from preprocessing.reading.sources import SourceFile
 UNFINISHED = "unfinished"
 STATE = "state.json"
 REJECTS = "rejects.jsonl"
-NO_SUBSET = "(none)"
 NUM_EXAMPLES = 10
 
 
