@@ -165,6 +165,8 @@ def manifest_contradictions(artifact: Artifact) -> list[str]:
             found.append(f"{artifact.path / MANIFEST}: its fingerprint is not that of its recipe")
     except ValueError as error:
         return [f"{artifact.path / MANIFEST}: its recipe has no canonical form ({error})"]
+    if not (artifact.path / MANIFEST).read_bytes().endswith(b"\n"):
+        found.append(f"{artifact.path / MANIFEST}: its last byte is missing")
     if content_digest(manifest.files) != manifest.content:
         found.append(f"{artifact.path / MANIFEST}: its content digest is not that of its files")
     try:

@@ -181,7 +181,7 @@ def _bytes_of(held_out: HeldOut) -> Ints:
     """UTF-8 bytes of each text: as ingest counted them, else of the decoded tokens."""
     count = held_out.count
     known = held_out.dataset.column("bytes")
-    if known is not None:
+    if known is not None and None not in known[:count]:  # an imported dataset does not know them
         return np.asarray(known[:count], dtype=np.int64)
     texts = (_without_eod(held_out.dataset.document(n), held_out.eod_id) for n in range(count))
     sizes = (len(held_out.tokenizer.decode(text).encode()) for text in texts)

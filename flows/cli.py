@@ -18,7 +18,7 @@ from typing import Annotated
 import typer
 
 from contracts.errors import ShardlineError
-from flows.commands import chain, data, machine, models, study
+from flows.commands import chain, data, datasets, machine, models, study
 from flows.silence import SILENCE
 
 # Flags after which several words may stand, as in --source a.jsonl b.jsonl.
@@ -44,7 +44,7 @@ def build_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback(invoke_without_command=False)(_options)
-    for module in (chain, data, models, study, machine):
+    for module in (chain, data, datasets, models, study, machine):
         module.register(app)
     return app
 

@@ -6,7 +6,10 @@ from contracts.configuration import Settings
 from contracts.errors import ConfigError
 from contracts.stage import Stage
 
-STAGES = ("corpus", "tokenizer", "ingest", "index", "pretrain", "reshape", "evaluate", "report")
+STAGES = (
+    *("corpus", "tokenizer", "ingest", "import", "merge", "split", "index"),
+    *("pretrain", "reshape", "evaluate", "report"),
+)
 
 
 def stage_named(name: str, settings: Settings | None = None) -> Stage[Any]:
@@ -14,14 +17,13 @@ def stage_named(name: str, settings: Settings | None = None) -> Stage[Any]:
     from conversion.config import ReshapeConfig
     from conversion.stage import RESHAPE, stage_for
     from evaluation.stage import EVALUATE, REPORT
-    from preprocessing.stages import CORPUS, INDEX, INGEST, TOKENIZER
+    from preprocessing.stages import CORPUS, IMPORT, INDEX, INGEST, MERGE, SPLIT, TOKENIZER
     from training.stage import PRETRAIN
 
     if isinstance(settings, ReshapeConfig):
         return stage_for(settings)
-    found: dict[str, Stage[Any]] = {
-        stage.name: stage for stage in (CORPUS, TOKENIZER, INGEST, INDEX, PRETRAIN, RESHAPE, EVALUATE, REPORT)
-    }
+    stages = (CORPUS, TOKENIZER, INGEST, IMPORT, MERGE, SPLIT, INDEX, PRETRAIN, RESHAPE, EVALUATE, REPORT)
+    found: dict[str, Stage[Any]] = {stage.name: stage for stage in stages}
     if name not in found:
         raise ConfigError(f"{name!r} is no stage. Stages: {', '.join(STAGES)}.")
     return found[name]

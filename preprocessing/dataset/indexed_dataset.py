@@ -15,6 +15,7 @@
 A document may have several sequences, or none. Multimodal files add S bytes, which are ignored here.
 """
 
+import os
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,6 +42,7 @@ DTYPES: dict[int, np.dtype[Any]] = {
 }
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 MAX_SEQUENCE_TOKENS = 2**31 - 1
+CHUNK_SEQUENCES = 2**18  # handled at a time where memory must not grow with the dataset
 
 
 @dataclass(frozen=True)
@@ -66,33 +68,49 @@ class PairWriter:
         self._dtype = dtype
         self._bin: BinaryIO = _temporary(prefix, ".bin").open("wb")
         self._lengths: list[npt.NDArray[np.int32]] = []
+        self._counts: list[npt.NDArray[np.int64]] | None = None  # None while every document is one sequence
         self.num_documents = 0
         self.num_tokens = 0
 
-    def append(self, ids: npt.NDArray[Any], lengths: npt.NDArray[np.int64]) -> None:
-        """Write documents: (tokens,) ids of all, and the (documents,) tokens of each."""
-        self._bin.write(ids.astype(self._dtype, copy=False).tobytes())
-        self._lengths.append(lengths.astype(np.int32))
+    def append(self, ids: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> None:
+        """Write documents of one sequence: (tokens,) ids of all, and the (documents,) tokens of each."""
+        self._write(ids, lengths)
         self.num_documents += len(lengths)
+        if self._counts is not None:
+            self._counts.append(np.ones(len(lengths), dtype=np.int64))
+
+    def append_sequences(self, ids: npt.NDArray[Any], lengths: npt.NDArray[Any], counts: npt.NDArray[np.int64]) -> None:
+        """Write documents of several sequences, or none.
+
+        Args:
+            ids: (tokens,) of all.
+            lengths: (sequences,) tokens of each sequence.
+            counts: (documents,) sequences of each document.
+        """
+        if self._counts is None:
+            self._counts = [np.ones(self.num_documents, dtype=np.int64)]
+        self._write(ids, lengths)
+        self._counts.append(counts)
+        self.num_documents += len(counts)
+
+    def _write(self, ids: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> None:
+        self._bin.write(np.ascontiguousarray(ids, dtype=self._dtype).data)
+        self._lengths.append(lengths.astype(np.int32))
         self.num_tokens += len(ids)
+
+    def _document_bounds(self, num_sequences: int) -> npt.NDArray[np.int64]:
+        if self._counts is None:
+            return np.arange(num_sequences + 1, dtype="<i8")
+        return np.concatenate([np.zeros(1, "<i8"), np.cumsum(np.concatenate(self._counts), dtype="<i8")])
 
     def finish(self) -> PairCounts:
         """Write `.idx`, make both files durable, and give them their names (`.idx` last)."""
-        import os
-
         lengths = np.concatenate([np.empty(0, np.int32), *self._lengths])
-        with _temporary(self._prefix, ".idx").open("wb") as index:
-            index.write(_HEADER.pack(MAGIC, 1, _CODES[self._dtype], len(lengths), len(lengths) + 1))
-            index.write(lengths.astype("<i4").tobytes())
-            index.write(sequence_pointers(lengths, self._dtype.itemsize).astype("<i8").tobytes())
-            index.write(np.arange(len(lengths) + 1, dtype="<i8").tobytes())
-            index.flush()
-            os.fsync(index.fileno())
         self._bin.flush()
         os.fsync(self._bin.fileno())
         self._bin.close()
-        for suffix in (".bin", ".idx"):
-            _temporary(self._prefix, suffix).replace(_with(self._prefix, suffix))
+        _temporary(self._prefix, ".bin").replace(_with(self._prefix, ".bin"))
+        write_index(_with(self._prefix, ".idx"), self._dtype, lengths, self._document_bounds(len(lengths)))
         return PairCounts(self.num_documents, self.num_tokens)
 
     def close(self) -> None:
@@ -100,11 +118,98 @@ class PairWriter:
         self._bin.close()
 
 
-def sequence_pointers(lengths: npt.NDArray[np.int32], itemsize: int) -> npt.NDArray[np.int64]:
+def write_index(
+    path: Path, dtype: np.dtype[Any], lengths: npt.NDArray[Any], document_bounds: npt.NDArray[np.int64]
+) -> None:
+    """Write an `.idx` under a temporary name, make it durable, and give it its name.
+
+    Args:
+        lengths: (sequences,) tokens of each sequence.
+        document_bounds: (documents + 1,) first sequence of each document, and the number of sequences.
+    """
+    temporary = path.with_name(f"{path.name}.tmp")
+    with temporary.open("wb") as index:
+        index.write(index_header(dtype, len(lengths), len(document_bounds) - 1))
+        index.write(lengths.astype("<i4").tobytes())
+        index.write(sequence_pointers(lengths, dtype.itemsize).astype("<i8").tobytes())
+        index.write(document_bounds.astype("<i8").tobytes())
+        index.flush()
+        os.fsync(index.fileno())
+    temporary.replace(path)
+
+
+def index_header(dtype: np.dtype[Any], num_sequences: int, num_documents: int) -> bytes:
+    """Return the 34 bytes that an `.idx` begins with."""
+    return _HEADER.pack(MAGIC, 1, _CODES[dtype], num_sequences, num_documents + 1)
+
+
+def sequence_pointers(lengths: npt.NDArray[Any], itemsize: int) -> npt.NDArray[np.int64]:
     """Return the byte offset of each sequence: exclusive running sum of length x item size."""
     pointers = np.zeros(len(lengths), dtype=np.int64)
     np.cumsum(lengths[:-1], dtype=np.int64, out=pointers[1:])
     return pointers * itemsize
+
+
+@dataclass(frozen=True)
+class RawIndex:
+    """What an `.idx` holds, memory-mapped and not yet judged.
+
+    Args:
+        lengths: (sequences,) tokens of each.
+        pointers: (sequences,) byte offset of each in `.bin`.
+        document_bounds: As in the file: (documents + 1,).
+        has_modes: One more byte for each sequence follows, as in multimodal files.
+    """
+
+    dtype: np.dtype[Any]
+    lengths: npt.NDArray[np.int32]
+    pointers: npt.NDArray[np.int64]
+    document_bounds: npt.NDArray[np.int64]
+    has_modes: bool
+
+
+def read_raw_index(path: Path) -> RawIndex:
+    """Map an `.idx`.
+
+    Raises:
+        InputError: It is none, or its size is not what its header says.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        head = file.read(_HEADER.size)
+    if not head.startswith(MAGIC):
+        is_lazy = head.startswith(b"TNTIDX")
+        legacy = " It is a GPT-NeoX lazy or cached index: `shardline import` reads it." if is_lazy else ""
+        raise InputError(f"{path}: begins with {head[:9]!r}, not {MAGIC!r}: no index of this format.{legacy}")
+    if len(head) < _HEADER.size:
+        raise InputError(f"{path}: has {size} bytes, less than its header; it is truncated.")
+    _, version, code, num_sequences, num_bounds = _HEADER.unpack(head)
+    if version != 1 or code not in DTYPES:
+        raise InputError(f"{path}: has version {version} and token type {code}; known are version 1, types 1-8.")
+    wanted = _HEADER.size + 12 * num_sequences + 8 * num_bounds
+    if size not in (wanted, wanted + num_sequences):  # the latter with multimodal modes
+        raise InputError(f"{path}: has {size} bytes where its header needs {wanted}; it is truncated or damaged.")
+    raw = np.memmap(path, dtype=np.uint8, mode="r")
+    ends = np.cumsum([_HEADER.size, 4 * num_sequences, 8 * num_sequences, 8 * num_bounds])
+    lengths, pointers, bounds = (raw[ends[n] : ends[n + 1]] for n in range(3))
+    return RawIndex(
+        DTYPES[code], lengths.view("<i4"), pointers.view("<i8"), bounds.view("<i8"), num_sequences > 0 and size > wanted
+    )
+
+
+def pointer_problems(path: Path, lengths: npt.NDArray[np.int32], pointers: Any, itemsize: int) -> Iterator[str]:
+    """Say whether sequences do not follow each other in `.bin`, as every writer lays them; in constant memory."""
+    at = 0
+    for start in range(0, len(lengths), CHUNK_SEQUENCES):
+        chunk = np.array(lengths[start : start + CHUNK_SEQUENCES])
+        if int(chunk.min()) < 0:
+            yield f"{path}: sequence {start + int(chunk.argmin())} has a negative length"
+            return
+        differ = np.flatnonzero(pointers[start : start + CHUNK_SEQUENCES] != sequence_pointers(chunk, itemsize) + at)
+        if len(differ):
+            yield f"{path}: sequence pointers are wrong, first of sequence {start + int(differ[0])}"
+            return
+        at += int(chunk.sum(dtype=np.int64)) * itemsize
 
 
 class IndexedDataset:
@@ -141,39 +246,14 @@ class IndexedDataset:
         )
 
     def _read_index(self) -> None:
-        size = self.idx_path.stat().st_size
-        with self.idx_path.open("rb") as file:
-            head = file.read(_HEADER.size)
-        if not head.startswith(MAGIC):
-            legacy = " It is a GPT-NeoX lazy or cached index." if head.startswith(b"TNTIDX") else ""
+        raw = read_raw_index(self.idx_path)
+        self.dtype, self.has_modes = raw.dtype, raw.has_modes
+        self.lengths, self.pointers, self.document_bounds = raw.lengths, raw.pointers, raw.document_bounds
+        last = int(raw.document_bounds[-1]) if len(raw.document_bounds) else -1
+        if last != len(raw.lengths):
             raise InputError(
-                f"{self.idx_path}: begins with {head[:9]!r}, not {MAGIC!r}: no index of this format.{legacy}"
-            )
-        if len(head) < _HEADER.size:
-            raise InputError(f"{self.idx_path}: has {size} bytes, less than its header; it is truncated.")
-        _, version, code, num_sequences, num_bounds = _HEADER.unpack(head)
-        if version != 1 or code not in DTYPES:
-            raise InputError(
-                f"{self.idx_path}: has version {version} and token type {code}; known are version 1, types 1-8."
-            )
-        wanted = _HEADER.size + 12 * num_sequences + 8 * num_bounds
-        if size not in (wanted, wanted + num_sequences):  # the latter with multimodal modes
-            raise InputError(
-                f"{self.idx_path}: has {size} bytes where its header needs {wanted}; it is truncated or damaged."
-            )
-        self.dtype = DTYPES[code]
-        raw = np.memmap(self.idx_path, dtype=np.uint8, mode="r")
-        at = _HEADER.size
-        self.lengths: npt.NDArray[np.int32] = raw[at : at + 4 * num_sequences].view("<i4")
-        at += 4 * num_sequences
-        self.pointers: npt.NDArray[np.int64] = raw[at : at + 8 * num_sequences].view("<i8")
-        at += 8 * num_sequences
-        self.document_bounds: npt.NDArray[np.int64] = raw[at : at + 8 * num_bounds].view("<i8")
-        last = int(self.document_bounds[-1]) if num_bounds else -1
-        if last != num_sequences:
-            raise InputError(
-                f"{self.idx_path}: its document index ends at sequence {last} of {num_sequences}. "
-                "GPT-NeoX's merge writes such files: merge the parts anew, or give the parts instead."
+                f"{self.idx_path}: its document index ends at sequence {last} of {len(raw.lengths)}. "
+                "GPT-NeoX's merge writes such files; `shardline import` makes a whole dataset of it."
             )
 
     def __len__(self) -> int:
@@ -212,14 +292,15 @@ class IndexedDataset:
         return found
 
     def problems(self) -> Iterator[str]:
-        """Say what is wrong with the index: pointers, lengths, document bounds."""
-        if len(self.lengths) and int(self.lengths.min()) < 0:
-            yield f"{self.idx_path}: sequence {int(self.lengths.argmin())} has a negative length"
-        differ = np.flatnonzero(self.pointers != sequence_pointers(self.lengths, self.dtype.itemsize))
-        if len(differ):
-            yield f"{self.idx_path}: {len(differ)} sequence pointers are wrong, first of sequence {int(differ[0])}"
-        if self.document_bounds[0] != 0 or (np.diff(self.document_bounds) < 0).any():
-            yield f"{self.idx_path}: document bounds do not rise from 0"
+        """Say what is wrong with the index: pointers, lengths, document bounds; in constant memory."""
+        yield from pointer_problems(self.idx_path, self.lengths, self.pointers, self.dtype.itemsize)
+        last = 0
+        for start in range(0, len(self.document_bounds), CHUNK_SEQUENCES):
+            bounds = np.array(self.document_bounds[start : start + CHUNK_SEQUENCES])
+            if (start == 0 and bounds[0] != 0) or bounds[0] < last or (np.diff(bounds) < 0).any():
+                yield f"{self.idx_path}: document bounds do not rise from 0"
+                return
+            last = int(bounds[-1])
 
 
 def pair_prefix(path: str | Path) -> Path:

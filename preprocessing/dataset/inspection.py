@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from contracts.errors import ShardlineError
+from preprocessing.dataset.documents import choose_documents, show_documents
 from preprocessing.dataset.indexed_dataset import DTYPES, IndexedDataset
 from preprocessing.dataset.token_dataset import TokenDataset
 from preprocessing.ingestion.document_table import DOCUMENTS
@@ -14,6 +16,7 @@ from preprocessing.tokenization.tokenizer import load_tokenizer
 
 CHUNK_TOKENS = 2**24
 SAMPLE_TOKENS = 32
+SAMPLE_DOCUMENTS = 3
 
 
 def inspect_dataset(path: str | Path) -> dict[str, Any]:
@@ -40,13 +43,45 @@ def inspect_dataset(path: str | Path) -> dict[str, Any]:
         ],
     }
     if "subsets" in dataset.summary:
-        result["subsets"] = dataset.summary["subsets"]
+        result["subsets"] = [
+            {"subset": name, **numbers, "bytes_per_token": numbers["bytes"] / max(1, numbers["tokens"])}
+            for name, numbers in dataset.summary["subsets"].items()
+        ]
     if dataset.num_sequences:
-        first = dataset.sequence(0)[:SAMPLE_TOKENS].tolist()
-        result["first_tokens"] = first
-        if dataset.has_tokenizer:
-            result["first_text"] = dataset.tokenizer.decode(first)
+        result["sequence_lengths"] = length_histogram(dataset.lengths)
+        result["samples"] = [
+            {"document": item.document, "tokens": item.tokens, "ids": list(item.ids), "text": item.text}
+            for item in show_documents(
+                dataset, choose_documents(dataset, SAMPLE_DOCUMENTS, seed=0), max_tokens=SAMPLE_TOKENS
+            )
+        ]
     return result
+
+
+def length_histogram(lengths: npt.NDArray[np.int32]) -> list[dict[str, int]]:
+    """Count sequences and their tokens by length, in powers of two: [2^k, 2^(k+1)), and 0 by itself.
+
+    Returns:
+        Rows of `from`, `to` (both within the bin), `sequences` and `tokens`, without empty bins at either end.
+    """
+    counts = np.zeros(33, dtype=np.int64)
+    tokens = np.zeros(33, dtype=np.int64)
+    for start in range(0, len(lengths), CHUNK_TOKENS):
+        chunk = np.array(lengths[start : start + CHUNK_TOKENS])
+        # frexp gives the number of binary digits: 0 for 0, k + 1 for [2^k, 2^(k+1)).
+        digits = np.frexp(chunk.astype(np.float64))[1]
+        counts += np.bincount(digits, minlength=33)
+        tokens += np.bincount(digits, weights=chunk, minlength=33).astype(np.int64)
+    filled = np.flatnonzero(counts)
+    return [
+        {
+            "from": 1 << (digits - 1) if digits else 0,
+            "to": (1 << digits) - 1,
+            "sequences": int(counts[digits]),
+            "tokens": int(tokens[digits]),
+        }
+        for digits in range(int(filled[0]), int(filled[-1]) + 1)
+    ]
 
 
 def inspect_tokenizer(path: str | Path) -> dict[str, Any]:

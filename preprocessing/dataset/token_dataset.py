@@ -42,11 +42,6 @@ class TokenDataset:
         self.dtype: np.dtype[Any] = self.shards[0].dtype
         counts = [0, *(len(shard) for shard in self.shards)]
         self.shard_starts: npt.NDArray[np.int64] = np.cumsum(np.array(counts, dtype=np.int64))
-        self.lengths: npt.NDArray[np.int32] = (
-            self.shards[0].lengths
-            if len(self.shards) == 1
-            else np.concatenate([shard.lengths for shard in self.shards])
-        )
 
     def _prefixes(self) -> list[Path]:
         if self.artifact is not None:
@@ -58,6 +53,13 @@ class TokenDataset:
         if not names:
             raise ConfigError(f"{self.path}: holds no .bin/.idx pair, so it is no dataset.")
         return [pair_prefix(self.path / name) for name in names]
+
+    @cached_property
+    def lengths(self) -> npt.NDArray[np.int32]:
+        """Tokens of every sequence: (sequences,); a copy where there are several shards."""
+        if len(self.shards) == 1:
+            return self.shards[0].lengths
+        return np.concatenate([shard.lengths for shard in self.shards])
 
     @property
     def num_sequences(self) -> int:

@@ -88,9 +88,7 @@ def join_tables(parts: Sequence[Path], files: Sequence[str], target: Path) -> No
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    file_type = pa.dictionary(pa.int32(), pa.string())
-    schema = _schema()
-    schema = schema.set(schema.get_field_index("file"), pa.field("file", file_type))
+    schema = documents_schema()
     names = pa.array(files, type=pa.string())
     temporary = target.with_name(f"{target.name}.tmp")
     with pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
@@ -102,6 +100,14 @@ def join_tables(parts: Sequence[Path], files: Sequence[str], target: Path) -> No
                 column = pa.DictionaryArray.from_arrays(numbers, names)
                 writer.write_table(table.set_column(schema.get_field_index("file"), schema.field("file"), column))
     temporary.replace(target)
+
+
+def documents_schema() -> Any:
+    """Return the schema of `documents.parquet`: files by name, through a dictionary."""
+    import pyarrow as pa
+
+    schema = _schema()
+    return schema.set(schema.get_field_index("file"), pa.field("file", pa.dictionary(pa.int32(), pa.string())))
 
 
 def _schema() -> Any:

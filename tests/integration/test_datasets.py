@@ -41,7 +41,7 @@ def test_an_id_outside_the_vocabulary_is_found(_dataset: Path):
 def test_a_wrong_pointer_is_found(_dataset: Path):
     sequences = len(IndexedDataset(_dataset / "data-00000"))
     change(_dataset / "data-00000.idx", 34 + 4 * sequences + 8, b"\x07")
-    assert any("1 sequence pointers are wrong, first of sequence 1" in problem for problem in verify_dataset(_dataset))
+    assert any("sequence pointers are wrong, first of sequence 1" in problem for problem in verify_dataset(_dataset))
 
 
 def test_a_truncated_bin_is_refused_with_both_sizes(_dataset: Path):
@@ -100,6 +100,8 @@ def test_documents_of_several_sequences_are_joined():
 def test_inspect_gives_plain_data(_dataset: Path):
     found = json.loads(json.dumps(inspect_dataset(_dataset)))
     assert (found["documents"], found["token_type"], found["vocab_size"]) == (120, "uint16 (code 8)", 257)
-    assert found["first_text"].startswith(texts(1)[0][:10])
+    shown = found["samples"][0]
+    assert texts(120)[shown["document"]].startswith(shown["text"]) and len(shown["ids"]) == 32
+    assert sum(row["tokens"] for row in found["sequence_lengths"]) == found["tokens"]
     assert json.loads(json.dumps(inspect_tokenizer(_dataset)))["eod"] == "<|endoftext|> = 256"
     assert json.loads(json.dumps(inspect_dataset(SMALL / "datasets" / "b.idx")))["documents"] == 64
