@@ -23,10 +23,12 @@ from preprocessing.config import CorpusConfig
 from preprocessing.corpus.machine_text import Candidate, candidates_digest, find_candidates
 from preprocessing.ingestion.encoding import NO_SUBSET
 from preprocessing.ingestion.shards import REJECTS
-from preprocessing.reading.blocks import Position, file_blocks
-from preprocessing.reading.compression import DamagedStreamError
+from preprocessing.reading.blocks import Position
+from preprocessing.reading.damage import DamagedStreamError
+from preprocessing.reading.pieces import file_blocks
 from preprocessing.reading.records import RecordFormat, parse_block
-from preprocessing.reading.sources import SourceFile, expand_sources, raw_source_files
+from preprocessing.reading.source_file import SourceFile
+from preprocessing.reading.sources import expand_sources, raw_source_files
 
 PARTS = ("train", "heldout")
 ZSTD_LEVEL = 3
@@ -133,7 +135,7 @@ def _user_documents(
     rejects = []
     for number, file in enumerate(files):
         try:
-            for block in file_blocks(file, Position(number), keys=(form.text_key, form.subset_key)):
+            for block in file_blocks(file, Position(number), form=form):
                 parsed = parse_block(block, form)
                 if parsed.rejects and settings.on_error == "stop":
                     first = parsed.rejects[0]

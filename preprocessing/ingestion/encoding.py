@@ -13,7 +13,7 @@ from contracts.errors import RecordError
 from preprocessing.dataset.indexed_dataset import MAX_SEQUENCE_TOKENS
 from preprocessing.reading.blocks import LineBlock, Position, RowBlock
 from preprocessing.reading.records import ParsedBlock, RecordFormat, Reject, parse_block
-from preprocessing.reading.sources import SourceFile
+from preprocessing.reading.source_file import SourceFile
 from preprocessing.tokenization.engines import Engine, choose_engine
 from preprocessing.tokenization.tokenizer import Tokenizer, load_tokenizer
 

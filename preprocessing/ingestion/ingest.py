@@ -23,10 +23,13 @@ from preprocessing.config import IngestConfig
 from preprocessing.ingestion.encoding import Damage, EncodingPlan, make_encoder
 from preprocessing.ingestion.shards import REJECTS, UNFINISHED, ShardWriter, Tally
 from preprocessing.ingestion.workers import InProcess, Pool, Processes
-from preprocessing.reading.blocks import Block, Position, file_blocks
-from preprocessing.reading.compression import DamagedStreamError, detect_kind
+from preprocessing.reading.blocks import Block, Position
+from preprocessing.reading.compression import detect_kind
+from preprocessing.reading.damage import DamagedStreamError
+from preprocessing.reading.pieces import file_blocks
 from preprocessing.reading.records import RecordFormat
-from preprocessing.reading.sources import SourceFile, raw_source_files, recorded_path, source_files
+from preprocessing.reading.source_file import SourceFile
+from preprocessing.reading.sources import raw_source_files, recorded_path, source_files
 from preprocessing.tokenization.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer, tokenizer_files
 
 IN_PROCESS_BYTES = 2**20
@@ -66,7 +69,7 @@ def _ingest(settings: IngestConfig, inputs: Mapping[str, Artifact], workspace: W
     )
     files = source_files(settings.sources, inputs, part=settings.corpus_part, stage="ingest")
     for file in files:
-        detect_kind(file.path)  # a type that cannot be read is refused before any work
+        detect_kind(file)  # a type that cannot be read is refused before any work
     total_bytes = sum(file.path.stat().st_size for file in files)
     writer = ShardWriter(
         folder,
@@ -120,7 +123,7 @@ def _blocks(
     for number in range(start.piece, len(files)):
         position = start if number == start.piece else Position(number)
         try:
-            yield from file_blocks(files[number], position, keys=(form.text_key, form.subset_key))
+            yield from file_blocks(files[number], position, form=form)
         except DamagedStreamError as error:
             if is_strict:
                 raise

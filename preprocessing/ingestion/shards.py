@@ -24,7 +24,7 @@ from preprocessing.ingestion.document_table import DOCUMENTS, DocumentRows, join
 from preprocessing.ingestion.encoding import NO_SUBSET, Damage, EncodedBlock
 from preprocessing.reading.blocks import Position
 from preprocessing.reading.records import Reject
-from preprocessing.reading.sources import SourceFile
+from preprocessing.reading.source_file import SourceFile
 
 UNFINISHED = "unfinished"
 STATE = "state.json"

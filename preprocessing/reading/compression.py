@@ -6,10 +6,11 @@ A stream that ends early or is damaged is an error, after all bytes before the d
 
 import zlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import BinaryIO, Literal, Protocol
 
-from contracts.errors import ConfigError, InputError
+from contracts.errors import InputError
+from preprocessing.reading.damage import DamagedStreamError
+from preprocessing.reading.source_file import SourceFile
 
 READ_BYTES = 128 * 1024
 ZSTD_READ_BYTES = 4096  # zstd can blow bytes up 32,768 times: no call gives more than 128 MiB
@@ -26,37 +27,16 @@ _REFUSED = {
 }
 
 
-class DamagedStreamError(InputError):
-    """A compressed file ends early or holds bytes that are no valid stream.
-
-    Args:
-        file: The file as the user named it.
-        reason: What is wrong.
-        is_truncated: The stream ends early, as after an interrupted copy.
-    """
-
-    def __init__(self, file: str, reason: str, is_truncated: bool) -> None:
-        super().__init__(f"{file}: {reason}.")
-        self.file = file
-        self.reason = reason
-        self.is_truncated = is_truncated
-
-    def __reduce__(self) -> tuple[type["DamagedStreamError"], tuple[str, str, bool]]:
-        return type(self), (self.file, self.reason, self.is_truncated)
-
-
-def detect_kind(path: Path) -> Kind:
+def detect_kind(source: SourceFile) -> Kind:
     """Tell the type of a file by its first bytes.
 
     Raises:
         InputError: The file is of a type that cannot be read here.
         ConfigError: The file cannot be opened.
     """
-    try:
-        with path.open("rb") as file:
-            head = file.read(8)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror or error}).") from error
+    path = source.path
+    with source.open() as file:
+        head = file.read(8)
     if head.startswith(b"\x1f\x8b"):
         return "gzip"
     if head.startswith(b"\x28\xb5\x2f\xfd") or (head[1:4] == b"\x2a\x4d\x18" and head[0] & 0xF0 == 0x50):
@@ -85,26 +65,36 @@ class _Decoder(Protocol):
     def decompress(self, data: bytes, /) -> bytes: ...
 
 
-def decompressed_chunks(path: Path, kind: Kind, name: str) -> Iterator[tuple[bytes, int]]:
-    """Yield the decompressed bytes of a file in chunks, each with the file bytes read so far.
+def decompressed_chunks(
+    source: SourceFile, kind: Kind, *, start: int = 0, stop: int | None = None
+) -> Iterator[tuple[bytes, int]]:
+    """Yield the decompressed bytes of a file in chunks, none empty, each with the place in the file reached so far.
 
     Args:
-        name: The file as the user named it, for messages.
+        start, stop: Bytes of the file between which to read; in a compressed file, where a gzip
+            member or zstd frame begins.
 
     Raises:
         DamagedStreamError: After the last good chunk, if the stream is damaged or ends early.
     """
-    with path.open("rb") as file:
-        if kind == "plain":
-            while data := file.read(READ_BYTES):
-                yield data, file.tell()
-        else:
-            yield from _decode(file, kind, name)
+    with source.open() as file:
+        if start:
+            file.seek(start)
+        raw = _raw_chunks(file, start, stop, ZSTD_READ_BYTES if kind == "zstd" else READ_BYTES)
+        yield from raw if kind == "plain" else _decode(raw, kind, source.name)
 
 
-def _decode(file: BinaryIO, kind: Kind, name: str) -> Iterator[tuple[bytes, int]]:
+def _raw_chunks(file: BinaryIO, start: int, stop: int | None, read_bytes: int) -> Iterator[tuple[bytes, int]]:
+    position = start
+    while data := file.read(read_bytes if stop is None else min(read_bytes, stop - position)):
+        position += len(data)
+        yield data, position
+
+
+def _decode(raw: Iterator[tuple[bytes, int]], kind: Kind, name: str) -> Iterator[tuple[bytes, int]]:
     decoder: _Decoder | None = None
-    while data := file.read(ZSTD_READ_BYTES if kind == "zstd" else READ_BYTES):
+    position = 0
+    for data, position in raw:
         while data:
             if decoder is None:
                 if kind == "gzip" and not data.strip(b"\0"):
@@ -113,18 +103,16 @@ def _decode(file: BinaryIO, kind: Kind, name: str) -> Iterator[tuple[bytes, int]
             try:
                 output = decoder.decompress(data)
             except Exception as error:  # zlib.error and zstandard.ZstdError have no common base
-                raise _damaged(name, kind, file.tell(), error) from error
-            for start in range(0, len(output), CHUNK_BYTES):
-                yield output[start : start + CHUNK_BYTES], file.tell()
+                raise _damaged(name, kind, position, error) from error
+            for first in range(0, len(output), CHUNK_BYTES):
+                yield output[first : first + CHUNK_BYTES], position
             data = decoder.unused_data
             if decoder.eof:
                 decoder = None
             elif not data:
                 break
     if decoder is not None:
-        raise DamagedStreamError(
-            name, f"the {kind} stream ends early: the file is truncated at byte {file.tell()}", True
-        )
+        raise DamagedStreamError(name, f"the {kind} stream ends early: the file is truncated at byte {position}", True)
 
 
 def _new_decoder(kind: Kind) -> _Decoder:

@@ -11,13 +11,11 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from contracts.errors import RecordError
-from preprocessing.reading.blocks import Block, LineBlock, Position, RowBlock, file_blocks
-from preprocessing.reading.sources import SourceFile
+from preprocessing.reading.blocks import Block, LineBlock, RowBlock
 
 BOM = b"\xef\xbb\xbf"
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
@@ -126,28 +124,6 @@ class ParsedBlock:
 
 class _BadRecordError(Exception):
     """The reason why a record is refused."""
-
-
-def read_records(
-    files: Sequence[SourceFile], form: RecordFormat, *, on_reject: Callable[[Reject], None] | None = None
-) -> Iterator[Record]:
-    """Yield the non-empty records of files in order; for reading a corpus without tokenizing it.
-
-    Args:
-        on_reject: Told of each bad record, which is then passed over.
-
-    Raises:
-        RecordError: A record is bad, and there is no `on_reject`.
-        DamagedStreamError: A file is damaged or ends early.
-    """
-    for number, file in enumerate(files):
-        for block in file_blocks(file, Position(number), keys=(form.text_key, form.subset_key)):
-            parsed = parse_block(block, form)
-            for reject in parsed.rejects:
-                if on_reject is None:
-                    raise RecordError(reject.file, reject.line, reject.reason)
-                on_reject(reject)
-            yield from parsed.records()
 
 
 def parse_block(block: Block, form: RecordFormat) -> ParsedBlock:

@@ -1,7 +1,6 @@
 """The files behind the sources a user names: files, folders, globs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from contracts.artifact import MANIFEST, Artifact
@@ -9,22 +8,9 @@ from contracts.errors import ConfigError
 from contracts.files import user_path
 from contracts.json_text import parse_json
 from contracts.workspace import StoreAtWork
+from preprocessing.reading.source_file import SourceFile
 
 DATA_SUFFIXES = (".jsonl", ".json", ".ndjson", ".jsonl.gz", ".json.gz", ".jsonl.zst", ".json.zst", ".parquet")
-
-
-@dataclass(frozen=True)
-class SourceFile:
-    """One input file.
-
-    Args:
-        name: Part of the identity and of `documents.parquet`: path below the folder or glob that
-            the user named, or the file's own name. Independent of where the data lie.
-        path: Where it lies now.
-    """
-
-    name: str
-    path: Path
 
 
 def expand_sources(sources: Sequence[str], *, part: str = "train", setting: str = "sources") -> list[SourceFile]:

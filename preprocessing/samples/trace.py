@@ -11,9 +11,10 @@ import numpy as np
 
 from contracts.errors import InputError
 from preprocessing.dataset.token_dataset import TokenDataset
-from preprocessing.reading.blocks import Position, file_blocks
+from preprocessing.reading.blocks import Position
+from preprocessing.reading.pieces import file_blocks
 from preprocessing.reading.records import RecordFormat, parse_block
-from preprocessing.reading.sources import SourceFile
+from preprocessing.reading.source_file import SourceFile
 from preprocessing.samples.gpt import DocumentSpan, GPTSamples
 
 
@@ -114,7 +115,7 @@ def read_source_text(dataset: TokenDataset, document: int) -> str:
     config = dataset.artifact.manifest.config if dataset.artifact is not None else {}
     form = RecordFormat(config["text_key"], config["subset_key"], config["invalid_unicode"] == "replace")
     start = Position(0, row["line"], row["byte_offset"])
-    for block in file_blocks(SourceFile(row["file"], path), start, keys=(form.text_key, form.subset_key)):
+    for block in file_blocks(SourceFile(row["file"], path), start, form=form):
         record = next((r for r in parse_block(block, form).records() if r.line == row["line"]), None)
         if record is not None and hashlib.blake2b(record.text.encode(), digest_size=16).digest() == row["digest"]:
             return record.text

@@ -18,10 +18,12 @@ from contracts.progress import Progress
 from contracts.stage import Stage
 from contracts.store import Workspace
 from preprocessing.config import END_OF_DOCUMENT, TokenizerConfig
-from preprocessing.reading.blocks import LineBlock, Position, file_blocks
+from preprocessing.reading.blocks import LineBlock, Position
 from preprocessing.reading.compression import detect_kind
-from preprocessing.reading.records import RecordFormat, Reject, read_records
-from preprocessing.reading.sources import DATA_SUFFIXES, SourceFile, raw_source_files, source_files
+from preprocessing.reading.pieces import file_blocks, read_records
+from preprocessing.reading.records import RecordFormat, Reject
+from preprocessing.reading.source_file import SourceFile
+from preprocessing.reading.sources import DATA_SUFFIXES, raw_source_files, source_files
 from preprocessing.tokenization.tokenizer import CONFIG_FILE, TOKENIZER_FILE
 
 WORDPIECE_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", END_OF_DOCUMENT)
@@ -121,9 +123,9 @@ def _record_texts(file: SourceFile, form: RecordFormat, on_reject: OnReject) -> 
 
 def _is_plain_text(file: SourceFile) -> bool:
     """Tell lines of text from lines of JSON by the name, or else by the first character."""
-    if detect_kind(file.path) == "parquet" or file.path.name.endswith(DATA_SUFFIXES):
+    if detect_kind(file) == "parquet" or file.path.name.endswith(DATA_SUFFIXES):
         return False  # damaged JSON is an error, never text to learn from
-    for block in file_blocks(file, Position(), keys=(), block_bytes=1):
+    for block in file_blocks(file, Position(), form=RecordFormat(), block_bytes=1):
         data = block.data.lstrip(b"\xef\xbb\xbf \t\r\n\0") if isinstance(block, LineBlock) else b"{"
         if data:
             return not data.startswith(b"{")
@@ -131,7 +133,7 @@ def _is_plain_text(file: SourceFile) -> bool:
 
 
 def _plain_lines(file: SourceFile, on_reject: OnReject) -> Iterator[str]:
-    for block in file_blocks(file, Position(), keys=()):
+    for block in file_blocks(file, Position(), form=RecordFormat()):
         if not isinstance(block, LineBlock):
             return
         for number, line in enumerate(block.data.splitlines(keepends=True), block.start.line):

@@ -11,7 +11,8 @@ from contracts.errors import InputError, RecordError
 from contracts.store import ArtifactStore
 from preprocessing.config import CorpusConfig, TokenizerConfig
 from preprocessing.corpus.gather import CORPUS
-from preprocessing.reading.records import RecordFormat, read_records
+from preprocessing.reading.pieces import read_records
+from preprocessing.reading.records import RecordFormat
 from preprocessing.reading.sources import corpus_files
 from preprocessing.tokenization.tokenizer import load_tokenizer
 from preprocessing.tokenization.training import TOKENIZER

@@ -22,7 +22,7 @@ from preprocessing.config import CorpusConfig, IngestConfig
 from preprocessing.corpus.gather import CORPUS
 from preprocessing.dataset.token_dataset import TokenDataset
 from preprocessing.ingestion.ingest import INGEST
-from preprocessing.reading import blocks
+from preprocessing.reading import pieces
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -33,7 +33,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = blocks.file_blocks
+    original = pieces.file_blocks
 
     def small(*args: Any, **kwargs: Any) -> Any:
         return original(*args, **{**kwargs, "block_bytes": 3000})

@@ -9,7 +9,7 @@ from ingest_cases import CASES, assert_outcome, case_path, expected, ingest_file
 from contracts.errors import ConfigError, InputError, RecordError
 from preprocessing.dataset.indexed_dataset import IndexedDataset
 from preprocessing.dataset.token_dataset import TokenDataset
-from preprocessing.reading.compression import DamagedStreamError
+from preprocessing.reading.damage import DamagedStreamError
 
 
 def rejects_of(folder: Path) -> list[dict[str, object]]:

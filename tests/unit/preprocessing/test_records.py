@@ -11,17 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.errors import InputError
-from preprocessing.reading.blocks import LineBlock, Position, file_blocks
-from preprocessing.reading.compression import DamagedStreamError, detect_kind
+from preprocessing.reading.blocks import LineBlock, Position
+from preprocessing.reading.compression import detect_kind
+from preprocessing.reading.damage import DamagedStreamError
+from preprocessing.reading.pieces import file_blocks
 from preprocessing.reading.records import RecordFormat, parse_block
-from preprocessing.reading.sources import SourceFile
+from preprocessing.reading.source_file import SourceFile
 
 FORM = RecordFormat()
-KEYS = ("text", "meta.pile_set_name")
 
 
 def blocks_of(path: Path, start: Position | None = None, size: int = 64) -> list[LineBlock]:
-    found = file_blocks(SourceFile(path.name, path), start or Position(), keys=KEYS, block_bytes=size)
+    found = file_blocks(SourceFile(path.name, path), start or Position(), form=FORM, block_bytes=size)
     return [block for block in found if isinstance(block, LineBlock)]
 
 
@@ -136,7 +137,7 @@ def test_a_truncated_stream_is_never_taken_for_a_whole_one(
 
     taken = b""
     with pytest.raises(DamagedStreamError) as caught:
-        for block in file_blocks(SourceFile("f", path), Position(), keys=KEYS):
+        for block in file_blocks(SourceFile("f", path), Position(), form=FORM):
             assert isinstance(block, LineBlock)
             taken += block.data
     assert caught.value.is_truncated
@@ -148,7 +149,7 @@ def test_junk_after_a_stream_is_damage_not_truncation(tmp_path: Path):
     path = tmp_path / "f.zst"
     path.write_bytes(zstandard.ZstdCompressor().compress(b'{"text": "a"}\n') + b"junk")
     with pytest.raises(DamagedStreamError, match="bytes that are not zstd") as caught:
-        list(file_blocks(SourceFile("f.zst", path), Position(), keys=KEYS))
+        list(file_blocks(SourceFile("f.zst", path), Position(), form=FORM))
     assert not caught.value.is_truncated
 
 
@@ -158,10 +159,10 @@ def test_junk_after_a_stream_is_damage_not_truncation(tmp_path: Path):
 def test_types_that_are_not_read_are_named(tmp_path: Path, head: bytes, name: str):
     (tmp_path / "f").write_bytes(head + b"rest")
     with pytest.raises(InputError, match=f"say {name}, which is not read"):
-        detect_kind(tmp_path / "f")
+        detect_kind(SourceFile("f", tmp_path / "f"))
 
 
 def test_an_empty_file_with_a_compressed_name_is_an_error(tmp_path: Path):
     (tmp_path / "f.zst").write_bytes(b"")
     with pytest.raises(InputError, match=r"holds no byte, so it is no zst file"):
-        detect_kind(tmp_path / "f.zst")
+        detect_kind(SourceFile("f.zst", tmp_path / "f.zst"))

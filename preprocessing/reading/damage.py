@@ -1,0 +1,22 @@
+"""The error of a file that is not whole."""
+
+from contracts.errors import InputError
+
+
+class DamagedStreamError(InputError):
+    """A file ends early or holds bytes that cannot be right.
+
+    Args:
+        file: The file as the user named it.
+        reason: What is wrong, and at which byte of the file.
+        is_truncated: The file ends early, as after an interrupted copy.
+    """
+
+    def __init__(self, file: str, reason: str, is_truncated: bool) -> None:
+        super().__init__(f"{file}: {reason}.")
+        self.file = file
+        self.reason = reason
+        self.is_truncated = is_truncated
+
+    def __reduce__(self) -> tuple[type["DamagedStreamError"], tuple[str, str, bool]]:
+        return type(self), (self.file, self.reason, self.is_truncated)
