@@ -17,7 +17,7 @@ from contracts.fingerprint import canonical_json
 from contracts.json_text import parse_json
 
 # Kept by the store beside an artifact's files; not part of it.
-BOOKKEEPING = ("recipe.json", "progress.json", "attempts.jsonl", MANIFEST)
+BOOKKEEPING = ("recipe.json", "progress.json", "attempts.jsonl", "result.json", MANIFEST)
 # Files of an artifact that tell of the run and not of the result: digested, but no part of its content.
 _RECORDS = ("logs/", "metrics.jsonl")
 _RACY_S = 1.0

@@ -27,7 +27,7 @@ from contracts.outputs import outputs_of, remember_output
 from contracts.progress import Progress, SilentProgress
 from contracts.provenance import masked, provenance
 from contracts.references import find_artifact
-from contracts.workspace import PROGRESS, Workspace, clear_folder
+from contracts.workspace import PROGRESS, RESULT, Workspace, clear_folder
 
 RECIPE = "recipe.json"
 ATTEMPTS = "attempts.jsonl"
@@ -270,7 +270,7 @@ class ArtifactStore:
         )
         lease.check()
         write_atomically(path / MANIFEST, manifest.to_json())
-        for name in (PROGRESS, ATTEMPTS):
+        for name in (PROGRESS, ATTEMPTS, RESULT):
             (path / name).unlink(missing_ok=True)
         return read_artifact(path)
 

@@ -6,14 +6,17 @@ import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from contracts.artifact import Artifact, InputEntry
+from contracts.errors import InputError
 from contracts.files import write_atomically
+from contracts.json_text import parse_json
 from contracts.lease import LOCK
 from contracts.progress import Progress
 
 PROGRESS = "progress.json"
+RESULT = "result.json"
 
 
 class StoreAtWork(Protocol):
@@ -54,6 +57,29 @@ class Workspace:
         self.is_resumed = is_resumed
         self.progress: Progress = _RecordedProgress(path / PROGRESS, progress)
         self.known_digests: dict[str, str] = {}
+
+    def keep_result(self, summary: Mapping[str, Any]) -> None:
+        """Note that the work is complete, durably, before what a resumed run would need is removed."""
+        write_atomically(self.path / RESULT, json.dumps({"summary": summary, "digests": self.known_digests}))
+
+    def kept_result(self) -> dict[str, Any] | None:
+        """Return the summary of work that is complete but was not published; its digests are known then.
+
+        Raises:
+            InputError: A file whose digest was noted is gone.
+        """
+        if not self.is_resumed:
+            return None
+        try:
+            kept = parse_json((self.path / RESULT).read_text(encoding="utf-8"))
+            summary, digests = dict(kept["summary"]), dict(kept["digests"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        for name in digests:
+            if not (self.path / name).is_file():
+                raise InputError(f"{self.path / name}: this finished file is gone. Remove {self.path}, then try again.")
+        self.known_digests.update(digests)
+        return summary
 
     def discard(self) -> None:
         """Remove all that was written: for a clean refusal, after which nothing stands under the name."""

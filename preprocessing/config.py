@@ -108,12 +108,57 @@ class IngestConfig(Settings):
     shard_tokens: int = Field(
         2**28, gt=0, description="A shard is closed before the document that would take it over this many tokens."
     )
+    subsets: tuple[str, ...] = added(
+        (),
+        description="Ingest only these subsets; records of others count as filtered. Empty: all.",
+    )
+    max_rejects: float | None = added(
+        None,
+        ge=0,
+        description="With on_error quarantine: more bad records than this fail the stage. Below 1: a share of all "
+        "lines, as in 0.001; 1 or more: a count; 0: none. Empty: any number.",
+    )
+    part_bytes: int = added(
+        256 * MIB,
+        ge=1,
+        description="Input on disk, in bytes, that one worker, machine or cluster task does by itself. Smaller parts "
+        "spread better; larger ones give fewer shards, since each part has its own. Smaller inputs are one part.",
+    )
     workers: int | None = execution(
         None,
         ge=1,
         le=1024,
-        description="Worker processes, one thread each. Empty: one per core, none for less than 1 MiB of input.",
+        description="Worker processes, one thread each. Empty: one per core, none for less than 1 MiB of input; "
+        "on a cluster: all it has.",
     )
+    executor: Literal["local", "ray", "dask"] = execution(
+        "local",
+        description="Who runs the parts: processes of this machine, or a Ray or Dask cluster, all of whose machines "
+        "see sources, store and output under the same paths.",
+    )
+    cluster: str | None = execution(
+        None,
+        description="Address of the Ray or Dask cluster, as in ray://head:10001 or tcp://scheduler:8786. "
+        "Empty: one is started on this machine.",
+    )
+
+    @model_validator(mode="after")
+    def _limit_of_rejects_is_usable(self) -> "IngestConfig":
+        if self.max_rejects is None:
+            return self
+        if self.on_error != "quarantine":
+            raise ValueError("max_rejects needs on_error: quarantine; with stop, the first bad record ends the stage.")
+        if self.max_rejects > 1 and not self.max_rejects.is_integer():
+            raise ValueError(
+                f"max_rejects is {self.max_rejects:g}; give a share below 1, as in 0.001, or a whole number of records."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _cluster_has_an_executor(self) -> "IngestConfig":
+        if self.cluster is not None and self.executor == "local":
+            raise ValueError("cluster is the address of a Ray or Dask cluster: set executor to ray or dask with it.")
+        return self
 
     @model_validator(mode="after")
     def _empty_documents_have_a_token(self) -> "IngestConfig":

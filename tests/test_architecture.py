@@ -23,6 +23,8 @@ OWNERS = {
     "transformer_engine": "training/te.py",
     "lm_eval": "evaluation/harness.py",
     "datasets": "preprocessing/",
+    "ray": "preprocessing/ingestion/ray_executor.py",
+    "distributed": "preprocessing/ingestion/dask_executor.py",
 }
 HEAVY = {
     "torch",

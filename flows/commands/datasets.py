@@ -128,7 +128,7 @@ def split(
 def _parts(by: str, weights: str, dataset: str) -> list[str]:
     """Name the parts of a division that have any width, or all subsets."""
     from preprocessing.dataset.token_dataset import TokenDataset
-    from preprocessing.ingestion.shards import NO_SUBSET
+    from preprocessing.ingestion.encoding import NO_SUBSET
     from preprocessing.samples.splits import SPLITS, parse_split
 
     if by != "subset":

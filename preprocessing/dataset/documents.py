@@ -9,7 +9,7 @@ import numpy as np
 from contracts.errors import ConfigError
 from preprocessing.dataset.token_dataset import TokenDataset
 from preprocessing.ingestion.document_table import DOCUMENTS
-from preprocessing.ingestion.shards import NO_SUBSET
+from preprocessing.ingestion.encoding import NO_SUBSET
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ from preprocessing.dataset.indexed_dataset import IndexedDataset, PairWriter
 from preprocessing.dataset.merge import AGREED
 from preprocessing.dataset.token_dataset import TokenDataset, artifact_content, pair_files
 from preprocessing.ingestion.document_table import DOCUMENTS
-from preprocessing.ingestion.shards import NO_SUBSET, shard_name
+from preprocessing.ingestion.encoding import NO_SUBSET
+from preprocessing.ingestion.shards import shard_name
 from preprocessing.samples.splits import SPLITS, parse_split, split_range
 
 CHUNK_DOCUMENTS = 2**16

@@ -16,20 +16,26 @@ Row groups have ROWS rows, whatever the blocks were, so that a resumed run gives
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from preprocessing.ingestion.encoding import DIGEST_BYTES, EncodedBlock
+from preprocessing.ingestion.tally import Bases
 
 DOCUMENTS = "documents.parquet"
 ROWS = 2**16
 
 
 class DocumentRows:
-    """Writes the rows of one shard; files are numbers here, and named when the tables are joined."""
+    """Writes the rows of one shard of a part.
+
+    Shards, documents, lines and offsets are numbered within the part, and a piece stands for the
+    file, until the tables are joined.
+    """
 
     def __init__(self, path: Path, shard: int) -> None:
         import pyarrow.parquet as pq
@@ -40,22 +46,22 @@ class DocumentRows:
         self._batches: list[Any] = []
         self._num_waiting = 0
 
-    def append(self, first: int, block: EncodedBlock, part: slice) -> None:
-        """Add the documents `part` of a block; `first` is the number of the first in the dataset."""
+    def append(self, first: int, block: EncodedBlock, documents: slice) -> None:
+        """Add some documents of a block; `first` is the number of the first in the part."""
         import pyarrow as pa
 
-        count = part.stop - part.start
-        digests = block.digests[part.start * DIGEST_BYTES : part.stop * DIGEST_BYTES]
+        count = documents.stop - documents.start
+        digests = block.digests[documents.start * DIGEST_BYTES : documents.stop * DIGEST_BYTES]
         columns = [
             pa.array(np.full(count, self._shard, dtype=np.int32)),
             pa.array(np.arange(first, first + count, dtype=np.int64)),
             pa.array(np.full(count, block.end.piece, dtype=np.int32)),
             # Copies, so that the block with its tokens can go.
-            pa.array(block.lines[part].copy()),
-            pa.array(block.offsets[part].copy()),
-            pa.array(block.subsets[part], type=pa.string()),
-            pa.array(block.sizes[part].copy()),
-            pa.array(block.lengths[part].copy()),
+            pa.array(block.lines[documents].copy()),
+            pa.array(block.offsets[documents].copy()),
+            pa.array(block.subsets[documents], type=pa.string()),
+            pa.array(block.sizes[documents].copy()),
+            pa.array(block.lengths[documents].copy()),
             pa.FixedSizeBinaryArray.from_buffers(pa.binary(DIGEST_BYTES), count, [None, pa.py_buffer(digests)]),
         ]
         self._batches.append(pa.record_batch(columns, schema=_schema()))
@@ -83,23 +89,59 @@ class DocumentRows:
         self._num_waiting = len(rest)
 
 
-def join_tables(parts: Sequence[Path], files: Sequence[str], target: Path) -> None:
-    """Join the tables of all shards, naming the files, in the memory of one row group."""
+@dataclass(frozen=True)
+class PartTables:
+    """The tables of one part's shards, and what its numbers become in the dataset.
+
+    Args:
+        paths: One of each shard.
+        first_shard, first_document: Numbers in the dataset of the part's first.
+        bases: Of its pieces.
+    """
+
+    paths: Sequence[Path]
+    first_shard: int
+    first_document: int
+    bases: Bases
+
+
+def join_tables(parts: Iterable[PartTables], files: Sequence[str], target: Path) -> None:
+    """Join the tables of all shards, in the memory of one row group."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     schema = documents_schema()
     names = pa.array(files, type=pa.string())
     temporary = target.with_name(f"{target.name}.tmp")
-    with pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
-        for part in parts:
-            source = pq.ParquetFile(part)
-            for group in range(source.num_row_groups):
-                table = source.read_row_group(group)
-                numbers = table.column("file").combine_chunks()
-                column = pa.DictionaryArray.from_arrays(numbers, names)
-                writer.write_table(table.set_column(schema.get_field_index("file"), schema.field("file"), column))
+    with temporary.open("wb") as file:
+        with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+            for part in parts:
+                for path in part.paths:
+                    source = pq.ParquetFile(path)
+                    for group in range(source.num_row_groups):
+                        writer.write_table(_numbered(source.read_row_group(group), part, names, schema))
+        file.flush()
+        os.fsync(file.fileno())
     temporary.replace(target)
+
+
+def _numbered(table: Any, part: PartTables, names: Any, schema: Any) -> Any:
+    import pyarrow as pa
+
+    pieces = table.column("file").to_numpy()
+    files = np.asarray(part.bases.files, dtype=np.int32)[pieces]
+    shifts = {
+        "shard": np.int32(part.first_shard),
+        "document": np.int64(part.first_document),
+        "line": np.asarray(part.bases.lines, dtype=np.int64)[pieces],
+        "byte_offset": np.asarray(part.bases.offsets, dtype=np.int64)[pieces],
+    }
+    for name, shift in shifts.items():
+        if np.any(shift):
+            values = pa.array(table.column(name).to_numpy() + shift)
+            table = table.set_column(schema.get_field_index(name), schema.field(name), values)
+    column = pa.DictionaryArray.from_arrays(pa.array(files), names)
+    return table.set_column(schema.get_field_index("file"), schema.field("file"), column)
 
 
 def documents_schema() -> Any:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from contracts.errors import RecordError
 from preprocessing.dataset.indexed_dataset import MAX_SEQUENCE_TOKENS
 from preprocessing.reading.blocks import LineBlock, Position, RowBlock
 from preprocessing.reading.records import ParsedBlock, RecordFormat, Reject, parse_block
@@ -20,6 +19,22 @@ from preprocessing.tokenization.tokenizer import Tokenizer, load_tokenizer
 DIGEST_BYTES = 16
 NO_SUBSET = "(none)"
 CHECKED_LINES = 8  # of each file, besides one document in 256, chosen by its digest
+
+
+class BadPieceRecordError(Exception):
+    """A bad record that stops the stage, at its line within a piece: the part knows which file that is.
+
+    Args:
+        piece: Number of the piece in the part.
+        line: 1-based, from the piece's first record.
+        reason: What is wrong.
+    """
+
+    def __init__(self, piece: int, line: int, reason: str) -> None:
+        super().__init__(piece, line, reason)
+        self.piece = piece
+        self.line = line
+        self.reason = reason
 
 
 @dataclass(frozen=True)
@@ -43,7 +58,7 @@ class Damage:
     """A damaged or truncated file: stands in the row of blocks where its good part ends."""
 
     source: SourceFile
-    file: int
+    piece: int
     reason: str
     is_truncated: bool
 
@@ -128,7 +143,7 @@ def encode_block(
         texts, subsets, digests = [texts[n] for n in keep], [subsets[n] for n in keep], [digests[n] for n in keep]
         lines, offsets, lengths = lines[keep], offsets[keep], lengths[keep]
     ids, lengths = _with_bounds(ids, lengths, plan)
-    _refuse_too_long(parsed.file, lines, lengths)
+    _refuse_too_long(block.end.piece, lines, lengths)
     return EncodedBlock(
         ids=ids.astype(tokenizer.token_dtype),
         lengths=lengths,
@@ -215,10 +230,11 @@ def _check_sample(
     return events
 
 
-def _refuse_too_long(file: str, lines: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> None:
+def _refuse_too_long(piece: int, lines: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> None:
     if len(lengths) and int(lengths.max()) > MAX_SEQUENCE_TOKENS:
         line = int(lines[lengths.argmax()])
-        raise RecordError(file, line, f"the document has more than {MAX_SEQUENCE_TOKENS} tokens, the format's limit")
+        reason = f"the document has more than {MAX_SEQUENCE_TOKENS} tokens, the format's limit"
+        raise BadPieceRecordError(piece, line, reason)
 
 
 def _digest(text: str) -> bytes:

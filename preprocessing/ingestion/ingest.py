@@ -1,7 +1,7 @@
 """The ingest stage: a corpus becomes a dataset of `.bin`/`.idx` shards.
 
-The parent cuts files into blocks; workers parse and tokenize them; the parent writes the answers
-in order. Memory is bounded by the blocks under way. What a dataset holds: `data-NNNNN.bin/.idx`,
+Source files are divided into parts; each part is done by itself, here, on other machines or on a
+cluster; the finished parts are put together. What a dataset holds: `data-NNNNN.bin/.idx`,
 `documents.parquet` (one row per document: where it came from), `tokenizer/`, and `rejects.jsonl`
 if bad records were set aside.
 """
@@ -9,35 +9,45 @@ if bad records were set aside.
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from contracts.artifact import Artifact
-from contracts.errors import ConfigError, InputError, RecordError
+from contracts.errors import ConfigError, RecordError
 from contracts.files import user_path
-from contracts.progress import Progress
 from contracts.stage import Stage
 from contracts.store import Workspace
-from contracts.workspace import StoreAtWork
 from preprocessing.config import IngestConfig
-from preprocessing.ingestion.encoding import Damage, EncodingPlan, make_encoder
-from preprocessing.ingestion.shards import REJECTS, UNFINISHED, ShardWriter, Tally
-from preprocessing.ingestion.workers import InProcess, Pool, Processes
-from preprocessing.reading.blocks import Block, Position
-from preprocessing.reading.compression import detect_kind
+from preprocessing.ingestion.accounting import (
+    EmptyDatasetError,
+    TooManyRejectsError,
+    check_lines,
+    summarize,
+    tell_findings,
+)
+from preprocessing.ingestion.assembly import assemble, finished_parts
+from preprocessing.ingestion.encoding import EncodingPlan
+from preprocessing.ingestion.executors import run_here
+from preprocessing.ingestion.overview import Overview
+from preprocessing.ingestion.parts import UNFINISHED, IngestJob, kept_plan
 from preprocessing.reading.damage import DamagedStreamError
-from preprocessing.reading.pieces import file_blocks
 from preprocessing.reading.records import RecordFormat
-from preprocessing.reading.source_file import SourceFile
-from preprocessing.reading.sources import raw_source_files, recorded_path, source_files
+from preprocessing.reading.sources import raw_source_files, source_files
 from preprocessing.tokenization.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer, tokenizer_files
 
 IN_PROCESS_BYTES = 2**20
-LINE_COUNTS = ("documents", "empty", "filtered", "rejected")
+REFUSALS = (ConfigError, RecordError, DamagedStreamError, EmptyDatasetError, TooManyRejectsError)
+"""After these nothing is kept: the corpus or the settings must change first."""
 
 
-class EmptyDatasetError(InputError):
-    """No record of the corpus gave a document."""
+@dataclass(frozen=True)
+class Prepared:
+    """A job with the tokenizer it uses."""
+
+    job: IngestJob
+    tokenizer: Tokenizer
+    tokenizer_path: Path
 
 
 def ingest(settings: IngestConfig, inputs: Mapping[str, Artifact], workspace: Workspace) -> dict[str, Any]:
@@ -48,55 +58,92 @@ def ingest(settings: IngestConfig, inputs: Mapping[str, Artifact], workspace: Wo
         RecordError: A record is bad and `on_error` is "stop".
         DamagedStreamError: A file is truncated or damaged and `on_error` is "stop".
         EmptyDatasetError: No record gave a document.
+        TooManyRejectsError: More records are bad than `max_rejects`.
     """
+    if (summary := workspace.kept_result()) is not None:
+        shutil.rmtree(workspace.path / UNFINISHED, ignore_errors=True)
+        return summary
     try:
-        return _ingest(settings, inputs, workspace)
-    except (ConfigError, RecordError, DamagedStreamError, EmptyDatasetError):
+        prepared = prepare(settings, inputs, workspace.path)
+        job = prepared.job
+        numbers = job.unfinished_parts()
+        overview = Overview(job, range(len(job.parts)), settings, workspace.progress)
+        overview.tell_resumed()
+        overview.follow(run_parts(job, numbers, settings, overview))
+        return _finish(settings, prepared, workspace)
+    except REFUSALS:
         workspace.discard()
         raise
 
 
-def _ingest(settings: IngestConfig, inputs: Mapping[str, Artifact], workspace: Workspace) -> dict[str, Any]:
-    folder = workspace.path
+def prepare(settings: IngestConfig, inputs: Mapping[str, Artifact], folder: Path) -> Prepared:
+    """Load the tokenizer, list the files and divide them into parts, or take the parts of a build that was begun.
+
+    Raises:
+        ConfigError: Sources or tokenizer are missing, or the tokenizer lacks a token asked for.
+        InputError: A file is of a type that cannot be read.
+    """
     tokenizer_path = _tokenizer_path(settings, inputs)
     tokenizer = load_tokenizer(tokenizer_path)
-    plan = EncodingPlan(
-        tokenizer=str(tokenizer_path),
+    encoding = EncodingPlan(
+        tokenizer=str(tokenizer_path.absolute()),
         form=RecordFormat(settings.text_key, settings.subset_key, settings.invalid_unicode == "replace"),
         keep_empty=settings.keep_empty,
         eod_id=tokenizer.require_eod(settings.eod_token) if settings.append_eod else None,
         bos_id=tokenizer.require_bos() if settings.add_bos else None,
+        subsets=frozenset(settings.subsets),
     )
     files = source_files(settings.sources, inputs, part=settings.corpus_part, stage="ingest")
-    for file in files:
-        detect_kind(file)  # a type that cannot be read is refused before any work
-    total_bytes = sum(file.path.stat().st_size for file in files)
-    writer = ShardWriter(
-        folder,
-        dtype=tokenizer.token_dtype,
+    job = IngestJob(
+        folder=folder.absolute(),
+        files=tuple(files),
+        parts=kept_plan(folder, files, part_bytes=settings.part_bytes),
+        encoding=encoding,
+        dtype=tokenizer.token_dtype.str,
         shard_tokens=settings.shard_tokens,
         stops_at_rejects=settings.on_error == "stop",
-        is_resumed=workspace.is_resumed and (folder / UNFINISHED).is_dir(),
     )
-    if writer.num_shards:
-        workspace.progress.note(f"going on after {writer.num_shards} finished shards")
-    try:
-        with _pool(settings.workers, total_bytes, plan) as pool:
-            blocks = _blocks(files, writer.position, plan.form, is_strict=settings.on_error == "stop")
-            for block in pool.ordered(blocks):
-                writer.write(block)
-                if not isinstance(block, Damage):
-                    read = block.file_bytes_read
-                    _report(workspace.progress, writer.tally, files, block.end.piece, read, total_bytes)
-        _refuse_empty(writer.tally, files)
-        _refuse_lost_lines(writer.tally)
-        writer.finish(files)
-    except BaseException:
-        writer.close()
-        raise
-    _copy_tokenizer(tokenizer_path, folder)
-    _tell(workspace.progress, writer.tally, files)
-    return _summary(settings, tokenizer, plan, writer, files, workspace.store)
+    return Prepared(job, tokenizer, tokenizer_path)
+
+
+def run_parts(
+    job: IngestJob, numbers: Sequence[int], settings: IngestConfig, overview: Overview
+) -> Iterator[int | None]:
+    """Do the parts with the executor of the settings; yield each when it is done, and None now and then.
+
+    Raises:
+        ConfigError: The executor is not installed, or its cluster does not answer.
+    """
+    if not numbers:
+        return iter(())
+    if settings.executor == "ray":
+        from preprocessing.ingestion.ray_executor import run_on_ray
+
+        return run_on_ray(job, numbers, cluster=settings.cluster, workers=settings.workers)
+    if settings.executor == "dask":
+        from preprocessing.ingestion.dask_executor import run_on_dask
+
+        return run_on_dask(job, numbers, cluster=settings.cluster, workers=settings.workers)
+    workers = settings.workers
+    if workers is None:
+        total_bytes = sum(job.parts[number].size_bytes for number in numbers)
+        workers = min(len(os.sched_getaffinity(0)), total_bytes // IN_PROCESS_BYTES)
+    return run_here(job, numbers, workers=workers, tell=overview.tell)
+
+
+def _finish(settings: IngestConfig, prepared: Prepared, workspace: Workspace) -> dict[str, Any]:
+    job = prepared.job
+    parts = finished_parts(job)
+    check_lines(settings, parts.tally, job.files)
+    workspace.known_digests.update(assemble(job, parts))
+    _copy_tokenizer(prepared.tokenizer_path, job.folder)
+    tell_findings(workspace.progress, parts.tally, job.files)
+    summary = summarize(settings, prepared.tokenizer, job.encoding, parts.tally, job.files, workspace.store)
+    summary["shards"] = parts.num_shards
+    # From here on a killed run is published by the next one without the states of the parts.
+    workspace.keep_result(summary)
+    shutil.rmtree(job.folder / UNFINISHED)
+    return summary
 
 
 def _tokenizer_path(settings: IngestConfig, inputs: Mapping[str, Artifact]) -> Path:
@@ -111,124 +158,12 @@ def _tokenizer_path(settings: IngestConfig, inputs: Mapping[str, Artifact]) -> P
     return user_path(settings.tokenizer)
 
 
-def _pool(workers: int | None, total_bytes: int, plan: EncodingPlan) -> Pool:
-    if workers is None:
-        workers = min(len(os.sched_getaffinity(0)), total_bytes // IN_PROCESS_BYTES)
-    return Processes(workers, make_encoder, (plan,)) if workers else InProcess(make_encoder, (plan,))
-
-
-def _blocks(
-    files: Sequence[SourceFile], start: Position, form: RecordFormat, *, is_strict: bool
-) -> Iterator[Block | Damage]:
-    for number in range(start.piece, len(files)):
-        position = start if number == start.piece else Position(number)
-        try:
-            yield from file_blocks(files[number], position, form=form)
-        except DamagedStreamError as error:
-            if is_strict:
-                raise
-            yield Damage(files[number], number, error.reason, error.is_truncated)
-
-
-def _report(
-    progress: Progress, tally: Tally, files: Sequence[SourceFile], file: int, file_bytes: int, total_bytes: int
-) -> None:
-    done = sum(item.path.stat().st_size for item in files[:file]) if len(files) < 100 else 0
-    progress.update(
-        done + file_bytes,
-        total=total_bytes if len(files) < 100 else None,
-        unit="bytes",
-        documents=tally.counts["documents"],
-        tokens=tally.counts["tokens"],
-    )
-
-
-def _refuse_empty(tally: Tally, files: Sequence[SourceFile]) -> None:
-    if tally.counts["documents"]:
-        return
-    first = next(iter(tally.examples.get("rejected", [])), None)
-    why = f" First: {first['file']}, line {first['line']}: {first['reason']}." if first else ""
-    damaged = "".join(f" {files[int(n)].name}: {item['reason']}." for n, item in tally.damaged.items())
-    raise EmptyDatasetError(
-        f"no record of {len(files)} files gave a document: {tally.counts['rejected']} rejected, "
-        f"{tally.counts['empty']} empty.{why}{damaged} Check ingest.text_key (--text-key) and the sources."
-    )
-
-
-def _refuse_lost_lines(tally: Tally) -> None:
-    for number, counts in tally.files.items():
-        found = sum(counts[name] for name in LINE_COUNTS)
-        if found != counts["lines"]:
-            raise RuntimeError(f"file {number}: {counts['lines']} lines, but {found} accounted for; this is a defect")
-
-
-def _tell(progress: Progress, tally: Tally, files: Sequence[SourceFile]) -> None:
-    """Say what a user should not miss: damaged files, rejects, texts that do not survive the tokenizer."""
-    for number, damage in tally.damaged.items():
-        taken = tally.files[number]["lines"] if number in tally.files else 0
-        progress.note(f"{files[int(number)].name}: {damage['reason']}; {taken} records were taken")
-    if tally.counts["rejected"]:
-        progress.note(f"{tally.counts['rejected']} bad records are listed in {REJECTS}")
-    if tally.counts["round_trip_differs"]:
-        first = tally.examples["round_trip_differs"][0]
-        progress.note(
-            f"{tally.counts['round_trip_differs']} of {tally.counts['round_trip_checked']} texts tried do not survive "
-            f"encoding and decoding, first {files[first['file_number']].name}, line {first['line']}"
-        )
-
-
 def _copy_tokenizer(path: Path, folder: Path) -> None:
     files = tokenizer_files(path)
     (folder / "tokenizer").mkdir(exist_ok=True)
     for source in filter(None, (files.tokenizer, files.config)):
         target = folder / "tokenizer" / (TOKENIZER_FILE if source == files.tokenizer else source.name)
         shutil.copyfile(source, target)
-
-
-def _summary(
-    settings: IngestConfig,
-    tokenizer: Tokenizer,
-    plan: EncodingPlan,
-    writer: ShardWriter,
-    files: Sequence[SourceFile],
-    store: StoreAtWork,
-) -> dict[str, Any]:
-    tally = writer.tally
-    lines = sum(counts["lines"] for counts in tally.files.values())
-    names = (*LINE_COUNTS, "tokens", "bytes")
-    mended = ("replaced_characters", "replaced_records", "byte_order_marks", "special_tokens_in_text")
-    differs = tally.examples.get("round_trip_differs", [])
-    return {
-        "lines": lines,
-        **{name: tally.counts[name] for name in (*names, *mended)},
-        "shards": writer.num_shards,
-        "token_dtype": str(tokenizer.token_dtype),
-        "vocab_size": tokenizer.vocab_size,
-        "append_eod": settings.append_eod,
-        "eod_id": plan.eod_id,
-        "eod_token": None if plan.eod_id is None else tokenizer.token(plan.eod_id),
-        "add_bos": settings.add_bos,
-        "bos_id": plan.bos_id,
-        "subsets": {name: dict(counts) for name, counts in sorted(tally.subsets.items())},
-        "round_trip": {
-            "checked": tally.counts["round_trip_checked"],
-            "differs": tally.counts["round_trip_differs"],
-            "examples": [{"file": files[item["file_number"]].name, "line": item["line"]} for item in differs],
-        },
-        "sources": [
-            {"name": file.name, "path": recorded_path(file.path, store), **_file_counts(tally, number, names)}
-            for number, file in enumerate(files)
-        ],
-        "damaged_files": len(tally.damaged),
-    }
-
-
-def _file_counts(tally: Tally, number: int, names: Sequence[str]) -> dict[str, Any]:
-    counts: Mapping[str, int] = tally.files.get(str(number), {})
-    result: dict[str, Any] = {name: counts.get(name, 0) for name in ("lines", *names)}
-    if str(number) in tally.damaged:
-        result["damaged"] = tally.damaged[str(number)]
-    return result
 
 
 def _raw_files(settings: IngestConfig) -> dict[str, Path]:
@@ -245,7 +180,7 @@ def _raw_files(settings: IngestConfig) -> dict[str, Path]:
 
 INGEST = Stage(
     name="ingest",
-    version=1,
+    version=2,
     kind="dataset",
     settings=IngestConfig,
     work=ingest,

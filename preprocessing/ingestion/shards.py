@@ -1,35 +1,34 @@
-"""Shards of a dataset while they are written: pairs, document rows, counts, and where to go on.
+"""The shards of one part while they are written: pairs, document rows, counts, and where to go on.
 
 A shard is closed before the document that would take it over `shard_tokens`, so its bytes depend
-on the corpus alone, not on workers or on how often the run was killed. When a shard is closed,
-`unfinished/state.json` says what is counted so far and at which record the next one begins.
+on the corpus alone, not on workers or on how often a run was killed. When a shard is closed,
+`state.json` in the part's folder says what is counted so far and at which record the next begins.
+Shards, documents, lines and offsets are numbered within the part; `assembly` numbers them anew.
 """
 
+import hashlib
 import json
 import os
-import shutil
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from contracts.errors import InputError, RecordError
+from contracts.digests import sha256_of
+from contracts.errors import InputError
 from contracts.files import write_atomically
 from contracts.json_text import parse_json
 from preprocessing.dataset.indexed_dataset import PairWriter
-from preprocessing.ingestion.document_table import DOCUMENTS, DocumentRows, join_tables
-from preprocessing.ingestion.encoding import NO_SUBSET, Damage, EncodedBlock
+from preprocessing.ingestion.document_table import DocumentRows
+from preprocessing.ingestion.encoding import BadPieceRecordError, Damage, EncodedBlock
+from preprocessing.ingestion.tally import Tally
 from preprocessing.reading.blocks import Position
 from preprocessing.reading.records import Reject
-from preprocessing.reading.source_file import SourceFile
 
-UNFINISHED = "unfinished"
 STATE = "state.json"
 REJECTS = "rejects.jsonl"
-NUM_EXAMPLES = 10
 
 
 def shard_name(number: int) -> str:
@@ -37,61 +36,57 @@ def shard_name(number: int) -> str:
 
 
 @dataclass
-class Tally:
-    """What was counted, in total, by file and by subset; plain data, so that it can be saved.
+class PartState:
+    """How far a part is.
 
     Args:
-        counts: lines, documents, empty, filtered, rejected, tokens, bytes, and what was mended.
-        files: The same by number of the file.
-        subsets: documents, tokens, bytes by subset.
-        damaged: By number of the file, why its end is missing.
-        examples: The first places of some kinds of event.
+        shards, documents: Finished so far.
+        digests: (sha256 of `.bin`, of `.idx`) of each finished shard.
+        position: Where the next shard begins.
+        rejects_bytes: Length of the part's list of rejects.
+        is_done: All pieces were read.
     """
 
-    counts: Counter[str] = field(default_factory=Counter)
-    files: dict[str, Counter[str]] = field(default_factory=dict)
-    subsets: dict[str, Counter[str]] = field(default_factory=dict)
-    damaged: dict[str, dict[str, Any]] = field(default_factory=dict)
-    examples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    shards: int = 0
+    documents: int = 0
+    digests: list[tuple[str, str]] = field(default_factory=list)
+    position: Position = field(default_factory=Position)
+    rejects_bytes: int = 0
+    tally: Tally = field(default_factory=Tally)
+    is_done: bool = False
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "Tally":
-        def counters(group: str) -> dict[str, Counter[str]]:
-            return {name: Counter(counts) for name, counts in data[group].items()}
 
-        return cls(Counter(data["counts"]), counters("files"), counters("subsets"), data["damaged"], data["examples"])
+def read_state(folder: Path) -> PartState:
+    """Read the state of a part; a new one if nothing was finished yet.
 
-    def add(self, file: int, name: str, count: int) -> None:
-        self.counts[name] += count
-        self.files.setdefault(str(file), Counter())[name] += count
-
-    def add_example(self, kind: str, example: dict[str, Any]) -> None:
-        examples = self.examples.setdefault(kind, [])
-        if len(examples) < NUM_EXAMPLES:
-            examples.append(example)
-
-    def add_documents(self, file: int, block: EncodedBlock, part: slice) -> None:
-        """Count the documents of a block in `part`."""
-        numbers = {"documents": len(block.lengths[part]), "tokens": int(block.lengths[part].sum())}
-        numbers["bytes"] = int(block.sizes[part].sum())
-        for name, count in numbers.items():
-            self.add(file, name, count)
-        names = np.array([subset or NO_SUBSET for subset in block.subsets[part]], dtype=object)
-        for subset in dict.fromkeys(names):
-            chosen = names == subset
-            counts = self.subsets.setdefault(subset, Counter())
-            counts["documents"] += int(chosen.sum())
-            counts["tokens"] += int(block.lengths[part][chosen].sum())
-            counts["bytes"] += int(block.sizes[part][chosen].sum())
+    Raises:
+        InputError: It is damaged.
+    """
+    path = folder / STATE
+    try:
+        data = parse_json(path.read_text(encoding="utf-8"))
+        return PartState(
+            shards=int(data["shards"]),
+            documents=int(data["documents"]),
+            digests=[(str(tokens), str(index)) for tokens, index in data["digests"]],
+            position=Position(**data["position"]),
+            rejects_bytes=int(data["rejects_bytes"]),
+            tally=Tally.from_dict(data["tally"]),
+            is_done=bool(data["is_done"]),
+        )
+    except FileNotFoundError:
+        return PartState()
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{path}: damaged ({error}). Remove {folder.parent.parent}, then ingest again.") from error
 
 
 class ShardWriter:
     """Takes encoded blocks in order and writes shards; goes on where a killed run stopped.
 
     Args:
-        folder: The dataset's folder.
-        stops_at_rejects: Raise RecordError at the first bad record.
-        is_resumed: Look for the state of a killed run.
+        folder: The part's folder.
+        stops_at_rejects: Raise BadPieceRecordError at the first bad record.
+        check: Called before a shard counts as finished; raises if this process may not write here.
     """
 
     def __init__(
@@ -101,52 +96,36 @@ class ShardWriter:
         dtype: np.dtype[Any],
         shard_tokens: int,
         stops_at_rejects: bool,
-        is_resumed: bool,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self._folder = folder
-        self._unfinished = folder / UNFINISHED
         self._dtype = dtype
         self._shard_tokens = shard_tokens
         self._stops_at_rejects = stops_at_rejects
-        self.num_shards = 0
-        self.num_documents = 0
-        self.position = Position()
-        self.tally = Tally()
+        self._check = check
+        self.state = read_state(folder)
         self._pair: PairWriter | None = None
         self._rows: DocumentRows | None = None
-        self._unfinished.mkdir(exist_ok=True)
-        rejects_bytes = self._load_state() if is_resumed else 0
-        self._rejects = (self._unfinished / REJECTS).open("ab")
-        self._rejects.truncate(rejects_bytes)
+        self._digest = hashlib.sha256()
+        self._rejects = (folder / REJECTS).open("ab")
+        self._rejects.truncate(self.state.rejects_bytes)
 
-    def _load_state(self) -> int:
-        try:
-            state = parse_json((self._unfinished / STATE).read_text(encoding="utf-8"))
-            position, tally = Position(**state["next"]), Tally.from_dict(state["tally"])
-            num_shards, num_documents = int(state["shards"]), int(state["documents"])
-            rejects_bytes = int(state["rejects_bytes"])
-        except FileNotFoundError:
-            return 0
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InputError(
-                f"{self._unfinished / STATE}: damaged ({error}). Remove {self._unfinished.parent}, then ingest again."
-            ) from error
-        self.num_shards, self.num_documents = num_shards, num_documents
-        self.position, self.tally = position, tally
-        return rejects_bytes
+    @property
+    def tally(self) -> Tally:
+        return self.state.tally
 
     def write(self, block: EncodedBlock | Damage) -> None:
         """Write one block.
 
         Raises:
-            RecordError: It holds a bad record, and bad records stop the stage.
+            BadPieceRecordError: It holds a bad record, and bad records stop the stage.
         """
         if isinstance(block, Damage):
-            self.tally.damaged[str(block.file)] = {"reason": block.reason, "is_truncated": block.is_truncated}
+            self.tally.damaged[str(block.piece)] = {"reason": block.reason, "is_truncated": block.is_truncated}
             return
         if block.rejects and self._stops_at_rejects:
             first = block.rejects[0]
-            raise RecordError(first.file, first.line, first.reason)
+            raise BadPieceRecordError(block.end.piece, first.line, first.reason)
         totals = np.cumsum(block.lengths)
         start = 0
         from_line = 0
@@ -157,85 +136,90 @@ class ShardWriter:
             stop = int(np.searchsorted(totals, room, side="right"))
             if stop == start and pair.num_documents == 0:
                 stop = start + 1  # a document longer than a shard has one of its own
-            pair.append(block.ids[before : int(totals[stop - 1]) if stop else 0], block.lengths[start:stop])
-            rows.append(self.num_documents + pair.num_documents - (stop - start), block, slice(start, stop))
-            self.tally.add_documents(block.end.piece, block, slice(start, stop))
+            if stop > start:
+                self._write_documents(pair, rows, block, slice(start, stop), block.ids[before : int(totals[stop - 1])])
             if stop < len(totals):
                 line, offset = int(block.lines[stop]), int(block.offsets[stop])
-                self._account(block, from_line, line)
+                self._account(block, from_line, line, offset)
                 from_line = line
                 self._close_shard(Position(block.end.piece, line, offset))
             start = stop
-        self._account(block, from_line, block.end.line)
+        self._account(block, from_line, block.end.line, block.end.offset)
 
     def _open_shard(self) -> tuple[PairWriter, DocumentRows]:
         """Return the writers of the current shard, new ones if the last shard is closed."""
         if self._pair is None or self._rows is None:
-            self._pair = PairWriter(self._folder / shard_name(self.num_shards), self._dtype)
-            self._rows = DocumentRows(self._rows_path(self.num_shards), self.num_shards)
+            number = self.state.shards
+            self._pair = PairWriter(self._folder / shard_name(number), self._dtype)
+            self._rows = DocumentRows(self._folder / f"{shard_name(number)}.parquet", number)
+            self._digest = hashlib.sha256()
         return self._pair, self._rows
 
-    def _rows_path(self, shard: int) -> Path:
-        return self._unfinished / f"{shard_name(shard)}.parquet"
+    def _write_documents(
+        self, pair: PairWriter, rows: DocumentRows, block: EncodedBlock, documents: slice, ids: Any
+    ) -> None:
+        tokens = np.ascontiguousarray(ids, dtype=self._dtype)
+        rows.append(self.state.documents + pair.num_documents, block, documents)
+        pair.append(tokens, block.lengths[documents])
+        self._digest.update(tokens.data)
+        self.tally.add_documents(block.end.piece, block, documents)
 
-    def _account(self, block: EncodedBlock, from_line: int, to_line: int) -> None:
-        """Count what happened at the lines `from_line` up to `to_line`."""
-        file = block.end.piece
+    def _account(self, block: EncodedBlock, from_line: int, to_line: int, offset: int) -> None:
+        """Count what happened at the lines `from_line` up to `to_line`, which begins at `offset`."""
+        piece = block.end.piece
         for event in block.events:
             if from_line <= event.line < to_line:
-                self.tally.add(file, event.name, event.count)
-                if event.name == "replaced_characters":
-                    self.tally.add(file, "replaced_records", 1)
-                if event.name == "round_trip_differs":
-                    self.tally.add_example(event.name, {"file_number": file, "line": event.line})
+                self.tally.add_event(piece, event)
         rejects = [reject for reject in block.rejects if from_line <= reject.line < to_line]
         if rejects:
-            self._write_rejects(file, rejects)
-        self.tally.files.setdefault(str(file), Counter())["lines"] = to_line - 1
+            self._write_rejects(piece, rejects)
+        self.tally.reached(piece, lines=to_line - 1, offset=offset)
 
-    def _write_rejects(self, file: int, rejects: Sequence[Reject]) -> None:
-        self.tally.add(file, "rejected", len(rejects))
+    def _write_rejects(self, piece: int, rejects: Sequence[Reject]) -> None:
+        self.tally.add(piece, "rejected", len(rejects))
         for reject in rejects:
-            row = {"file": reject.file, "line": reject.line, "byte_offset": reject.offset, "reason": reject.reason}
-            # A lone surrogate in a key becomes its JSON escape.
-            line = json.dumps(row, ensure_ascii=False).encode("utf-8", "backslashreplace")
-            self._rejects.write(line + b"\n")
+            row = {
+                "piece": piece,
+                "file": reject.file,
+                "line": reject.line,
+                "byte_offset": reject.offset,
+                "reason": reject.reason,
+            }
+            self._rejects.write(reject_line(row))
             self.tally.add_example("rejected", row)
 
-    def _close_shard(self, next_position: Position) -> None:
+    def _close_shard(self, next_position: Position, *, is_last: bool = False) -> None:
         """Finish the current pair and its document rows, then note where the next one begins."""
-        if self._pair is None or self._rows is None:
-            return
-        self._rows.close()
-        self.num_documents += self._pair.finish().num_documents
-        self._pair = self._rows = None
-        self.num_shards += 1
+        state = self.state
+        if self._pair is not None and self._rows is not None:
+            self._check()
+            self._rows.close()
+            state.documents += self._pair.finish().num_documents
+            index = self._folder / f"{shard_name(state.shards)}.idx"
+            state.digests.append((self._digest.hexdigest(), sha256_of(index)))
+            self._pair = self._rows = None
+            state.shards += 1
         self._rejects.flush()
         os.fsync(self._rejects.fileno())
-        state = {
-            "shards": self.num_shards,
-            "documents": self.num_documents,
-            "next": asdict(next_position),
-            "rejects_bytes": self._rejects.tell(),
-            "tally": vars(self.tally),
-        }
-        write_atomically(self._unfinished / STATE, json.dumps(state))
+        state.position = next_position
+        state.rejects_bytes = self._rejects.tell()
+        state.is_done = is_last
+        self._check()
+        data = {**vars(state), "position": asdict(next_position), "tally": vars(self.tally)}
+        write_atomically(self._folder / STATE, json.dumps(data))
 
-    def finish(self, files: Sequence[SourceFile]) -> None:
-        """Close the last shard and write `documents.parquet` and, if there are any, `rejects.jsonl`."""
-        self._close_shard(Position(len(files)))
+    def finish(self, num_pieces: int) -> None:
+        """Close the last shard; the part is done."""
+        self._close_shard(Position(num_pieces), is_last=True)
         self._rejects.close()
-        parts = [self._rows_path(number) for number in range(self.num_shards)]
-        join_tables(parts, [file.name for file in files], self._folder / DOCUMENTS)
-        if self.tally.counts["rejected"]:
-            shutil.copyfile(self._unfinished / REJECTS, self._folder / f"{REJECTS}.tmp")
-            (self._folder / f"{REJECTS}.tmp").replace(self._folder / REJECTS)
-        # The state goes first: a run killed here begins anew instead of missing what is gone.
-        (self._unfinished / STATE).unlink(missing_ok=True)
-        shutil.rmtree(self._unfinished)
 
     def close(self) -> None:
         """Give up, leaving what a resumed run needs."""
         self._rejects.close()
         if self._pair is not None:
             self._pair.close()
+
+
+def reject_line(row: dict[str, Any]) -> bytes:
+    """Write one reject as a line of JSON; a lone surrogate in a key becomes its JSON escape."""
+    return json.dumps(row, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"

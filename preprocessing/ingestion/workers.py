@@ -1,4 +1,4 @@
-"""Worker processes that hand back results in order.
+"""Worker processes that hand back results, in the order of the tasks or as they come.
 
 Each is a fresh Python with one thread, spoken to by pickles over its pipes. It ends when the pipe
 closes, so that none outlives its parent, kill -9 included.
@@ -10,18 +10,19 @@ import pickle
 import struct
 import subprocess
 import sys
+import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Full, Queue, SimpleQueue
 from types import TracebackType
 from typing import IO, Any, Protocol, Self
 
 from contracts.errors import InputError
 
 _LENGTH = struct.Struct("<Q")
-_ONE_THREAD = {
+ONE_THREAD = {
     "TOKENIZERS_PARALLELISM": "false",
     "RAYON_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
@@ -33,7 +34,7 @@ _ONE_THREAD = {
 class Pool(Protocol):
     """Applies a function to tasks and yields the results in the order of the tasks."""
 
-    def ordered(self, tasks: Iterable[Any]) -> Iterator[Any]: ...
+    def ordered(self, tasks: Iterable[Any]) -> Generator[Any, None, None]: ...
 
     def __enter__(self) -> Self: ...
 
@@ -50,8 +51,8 @@ class InProcess:
     def __init__(self, make: Callable[..., Callable[[Any], Any]], arguments: tuple[Any, ...]) -> None:
         self._apply = make(*arguments)
 
-    def ordered(self, tasks: Iterable[Any]) -> Iterator[Any]:
-        return map(self._apply, tasks)
+    def ordered(self, tasks: Iterable[Any]) -> Generator[Any, None, None]:
+        yield from map(self._apply, tasks)
 
     def __enter__(self) -> Self:
         return self
@@ -77,7 +78,7 @@ class Processes:
     def __enter__(self) -> Self:
         root = Path(__file__).resolve().parent.parent.parent
         path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
-        environment = {**os.environ, **_ONE_THREAD, "PYTHONPATH": path}
+        environment = {**os.environ, **ONE_THREAD, "PYTHONPATH": path}
         for _ in range(self._num_workers):
             worker = subprocess.Popen(
                 [sys.executable, "-m", "preprocessing.ingestion.workers"],
@@ -90,19 +91,31 @@ class Processes:
             self._idle.put(worker)
         return self
 
-    def ordered(self, tasks: Iterable[Any]) -> Iterator[Any]:
-        """Yield results in the order of `tasks`, which is read no further ahead than needed.
+    def ordered(self, tasks: Iterable[Any]) -> Generator[Any, None, None]:
+        """Yield results in the order of `tasks`, which a thread reads no further ahead than needed.
 
         Raises:
             InputError: A worker process died, as when memory ran out.
         """
         waiting: deque[Future[Any]] = deque()
-        for task in tasks:
-            waiting.append(self._threads.submit(self._ask, task))
-            if len(waiting) >= 2 * self._num_workers:
-                yield waiting.popleft().result()
+        with contextlib.closing(_read_ahead(tasks, size=2)) as ready:
+            for task in ready:
+                waiting.append(self._threads.submit(self._ask, task))
+                if len(waiting) >= 2 * self._num_workers:
+                    yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
+
+    def completed(self, tasks: Iterable[Any], *, tick_s: float) -> Generator[Any, None, None]:
+        """Yield results as they come, and None whenever none came for `tick_s` seconds.
+
+        Raises:
+            InputError: A worker process died.
+        """
+        waiting = {self._threads.submit(self._ask, task) for task in tasks}
+        while waiting:
+            done, waiting = wait(waiting, timeout=tick_s, return_when=FIRST_COMPLETED)
+            yield from [future.result() for future in done] or [None]
 
     def _ask(self, task: Any) -> Any:
         worker = self._idle.get()
@@ -133,6 +146,45 @@ class Processes:
                 _pipe(worker.stdin).close()
             _pipe(worker.stdout).close()
             worker.wait()
+
+
+_END = object()
+
+
+def _read_ahead(items: Iterable[Any], *, size: int) -> Generator[Any, None, None]:
+    """Yield what `items` gives, taken by a thread that is at most `size` items ahead."""
+    ready: Queue[tuple[Any, BaseException | None]] = Queue(size)
+    is_over = threading.Event()
+
+    def put(item: Any, error: BaseException | None = None) -> None:
+        while not is_over.is_set():
+            with contextlib.suppress(Full):
+                ready.put((item, error), timeout=0.1)
+                return
+
+    def read() -> None:
+        try:
+            for item in items:
+                put(item)
+                if is_over.is_set():
+                    return
+            put(_END)
+        except BaseException as error:  # raised where the items are used
+            put(_END, error)
+
+    thread = threading.Thread(target=read, name="reader", daemon=True)
+    thread.start()
+    try:
+        while True:
+            item, error = ready.get()
+            if error is not None:
+                raise error
+            if item is _END:
+                return
+            yield item
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:

@@ -33,12 +33,12 @@ def content(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = pieces.file_blocks
+    original = pieces.piece_blocks
 
     def small(*args: Any, **kwargs: Any) -> Any:
         return original(*args, **{**kwargs, "block_bytes": 3000})
 
-    monkeypatch.setattr("preprocessing.ingestion.ingest.file_blocks", small)
+    monkeypatch.setattr("preprocessing.ingestion.parts.piece_blocks", small)
 
 
 @pytest.mark.usefixtures("_small_blocks")
@@ -84,8 +84,8 @@ from preprocessing.config import IngestConfig
 from preprocessing.ingestion.ingest import INGEST
 sources, tokenizer, output = sys.argv[1].split(","), sys.argv[2], Path(sys.argv[3])
 close = shards.ShardWriter._close_shard
-def slowly(self, position):
-    close(self, position)
+def slowly(self, position, **more):
+    close(self, position, **more)
     time.sleep(0.05)
 shards.ShardWriter._close_shard = slowly
 config = IngestConfig(sources=sources, tokenizer=tokenizer, shard_tokens=8000, workers=2, on_error="quarantine")
@@ -109,21 +109,20 @@ def test_a_killed_run_goes_on_at_the_last_finished_shard(tmp_path: Path):
     for _ in range(2):
         process = _start(sources, tmp_path / "killed")
         deadline = time.monotonic() + 60
-        shards = len(list((tmp_path / "killed").glob("*.idx")))
-        while len(list((tmp_path / "killed").glob("*.idx"))) < shards + 4 and process.poll() is None:
+        shards = len(list((tmp_path / "killed").rglob("*.idx")))
+        while len(list((tmp_path / "killed").rglob("*.idx"))) < shards + 4 and process.poll() is None:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         os.kill(process.pid, signal.SIGKILL)
         process.wait(timeout=60)
         if (tmp_path / "killed" / "manifest.json").exists():
             break
-    kept = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "killed").glob("*.idx")}
+    kept = {path.stat().st_mtime_ns for path in (tmp_path / "killed").rglob("*.idx")}
     last = _start(sources, tmp_path / "killed")
     assert last.wait(timeout=120) == 0
 
     assert content(tmp_path / "killed") == content(tmp_path / "whole")
-    now = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "killed").glob("*.idx")}
-    assert sum(now[name] != kept[name] for name in kept) <= 1
+    assert len(kept - {path.stat().st_mtime_ns for path in (tmp_path / "killed").glob("*.idx")}) <= 1
     summaries = [json.loads((tmp_path / name / "manifest.json").read_text())["summary"] for name in ("whole", "killed")]
     assert summaries[0] == summaries[1]
     assert summaries[0]["rejected"] == 3

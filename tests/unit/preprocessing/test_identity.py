@@ -14,7 +14,7 @@ from preprocessing.stages import CORPUS, INDEX, INGEST, TOKENIZER
 GOLDEN = {
     "corpus": "3302d28b0da9ecd8ddf64eb4d0a60fd1",
     "tokenizer": "0cdcdfc079400ca9053d71f36945383e",
-    "ingest": "7ee66110ca36580a652a0ba8d1655e57",
+    "ingest": "481bae3ee644044b8c9bff6912dca7b0",
     "index": "9bf119cdcacdd0f567d61c03bafbcedf",
 }
 STAGES = {

@@ -1,0 +1,240 @@
+"""Parts: how a corpus is divided among processes, machines and tasks.
+
+A part is a row of consecutive pieces of source files, about `part_bytes` of input on disk. It alone
+decides the bytes of its shards; the parts are a function of the files and of `part_bytes`, never
+of workers, ranks or time. `ingest_part` is the one function by which a part is done anywhere.
+"""
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from contracts.errors import InputError, RecordError
+from contracts.files import write_atomically
+from contracts.json_text import parse_json
+from contracts.lease import Lease
+from contracts.progress import SilentProgress
+from preprocessing.ingestion.encoding import BadPieceRecordError, Damage, EncodingPlan
+from preprocessing.ingestion.shards import ShardWriter, read_state
+from preprocessing.ingestion.workers import Pool
+from preprocessing.reading.blocks import Block, Position
+from preprocessing.reading.damage import DamagedStreamError
+from preprocessing.reading.pieces import Piece, cut_file, piece_blocks
+from preprocessing.reading.source_file import SourceFile
+
+UNFINISHED = "unfinished"
+PLAN = "plan.json"
+PROGRESS = "progress.json"
+REPORT_S = 1.0
+
+
+@dataclass(frozen=True)
+class Part:
+    """Consecutive pieces of the corpus, done by one process."""
+
+    pieces: tuple[Piece, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(piece.size_bytes for piece in self.pieces)
+
+
+@dataclass(frozen=True)
+class PartProgress:
+    """How far a part is: bytes of input on disk, and what was found in them."""
+
+    bytes: int = 0
+    documents: int = 0
+    tokens: int = 0
+    rejected: int = 0
+
+
+@dataclass(frozen=True)
+class IngestJob:
+    """All that a process anywhere needs to do any part.
+
+    Args:
+        folder: The dataset's folder; several machines see it under this path.
+        parts: All of them, in the order of the dataset.
+        dtype: Token type, as numpy writes it.
+        stops_at_rejects: A bad record or a damaged file stops the stage.
+    """
+
+    folder: Path
+    files: tuple[SourceFile, ...]
+    parts: tuple[Part, ...]
+    encoding: EncodingPlan
+    dtype: str
+    shard_tokens: int
+    stops_at_rejects: bool
+
+    def part_folder(self, number: int) -> Path:
+        return self.folder / UNFINISHED / f"part-{number:05d}"
+
+    def unfinished_parts(self) -> list[int]:
+        return [n for n in range(len(self.parts)) if not read_state(self.part_folder(n)).is_done]
+
+
+def plan_parts(files: Sequence[SourceFile], *, part_bytes: int) -> tuple[Part, ...]:
+    """Divide files into parts: a part is closed before the piece that would take it over `part_bytes`."""
+    parts: list[Part] = []
+    waiting: list[Piece] = []
+    size_bytes = 0
+    for number, file in enumerate(files):
+        for piece in cut_file(file, number, piece_bytes=part_bytes):
+            if waiting and size_bytes + piece.size_bytes > part_bytes:
+                parts.append(Part(tuple(waiting)))
+                waiting, size_bytes = [], 0
+            waiting.append(piece)
+            size_bytes += piece.size_bytes
+    return (*parts, Part(tuple(waiting))) if waiting else tuple(parts)
+
+
+def kept_plan(folder: Path, files: Sequence[SourceFile], *, part_bytes: int) -> tuple[Part, ...]:
+    """Return the plan of a build that was begun, or make it and keep it for all who work on it.
+
+    Raises:
+        InputError: The kept plan is damaged.
+    """
+    path = folder / UNFINISHED / PLAN
+    try:
+        data = parse_json(path.read_text(encoding="utf-8"))
+        return tuple(Part(tuple(Piece(*piece) for piece in part)) for part in data)
+    except FileNotFoundError:
+        parts = plan_parts(files, part_bytes=part_bytes)
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{path}: damaged ({error}). Remove {folder}, then ingest again.") from error
+    path.parent.mkdir(exist_ok=True)
+    write_atomically(path, json.dumps([[astuple(piece) for piece in part.pieces] for part in parts]))
+    return parts
+
+
+def ingest_part(
+    job: IngestJob, number: int, pool: Pool, *, tell: Callable[[PartProgress], None] = lambda progress: None
+) -> None:
+    """Do one part, or go on with it where a killed run stopped; nothing happens if it is done.
+
+    Args:
+        pool: Encodes blocks, in this process or in others, in order.
+        tell: Told after every block, besides the part's own file of progress.
+
+    Raises:
+        RecordError: A record is bad, and bad records stop the stage.
+        DamagedStreamError: A file is damaged, likewise.
+        LockedError: The part was taken over by another process.
+    """
+    folder = job.part_folder(number)
+    report = PartReporter(job, number)
+    report.stop_if_given_up()
+    with Lease(folder, name=f"part {number} of {job.folder.name}", progress=SilentProgress()) as lease:
+        writer = ShardWriter(
+            folder,
+            dtype=np.dtype(job.dtype),
+            shard_tokens=job.shard_tokens,
+            stops_at_rejects=job.stops_at_rejects,
+            check=lease.check,
+        )
+        try:
+            if not writer.state.is_done:
+                _write_part(job, number, writer, pool, (report, tell))
+        except BadPieceRecordError as error:
+            piece = job.parts[number].pieces[error.piece]
+            line = error.line + _lines_before(job, number, error.piece)
+            raise RecordError(job.files[piece.file].name, line, error.reason) from None
+        finally:
+            writer.close()
+
+
+def _write_part(
+    job: IngestJob, number: int, writer: ShardWriter, pool: Pool, tells: Sequence[Callable[[PartProgress], None]]
+) -> None:
+    pieces = job.parts[number].pieces
+    starts = np.cumsum([0, *(piece.size_bytes for piece in pieces)]).tolist()
+    with contextlib.closing(pool.ordered(_part_blocks(job, pieces, writer.state.position))) as blocks:
+        for block in blocks:
+            writer.write(block)
+            if not isinstance(block, Damage):
+                piece = block.end.piece
+                read = starts[piece] + min(block.file_bytes_read, pieces[piece].size_bytes)
+                counts = writer.tally.counts
+                progress = PartProgress(read, counts["documents"], counts["tokens"], counts["rejected"])
+                for tell in tells:
+                    tell(progress)
+    writer.finish(len(pieces))
+
+
+def _part_blocks(job: IngestJob, pieces: Sequence[Piece], start: Position) -> Iterator[Block | Damage]:
+    for number in range(start.piece, len(pieces)):
+        source = job.files[pieces[number].file]
+        position = start if number == start.piece else Position(number)
+        try:
+            yield from piece_blocks(source, pieces[number], position, form=job.encoding.form)
+        except DamagedStreamError as error:
+            if job.stops_at_rejects:
+                raise
+            yield Damage(source, number, error.reason, error.is_truncated)
+
+
+def _lines_before(job: IngestJob, number: int, piece_number: int) -> int:
+    """Count the lines of a file before a piece: from the states of parts that are done, else by reading."""
+    file = job.parts[number].pieces[piece_number].file
+    lines = 0
+    for other in range(number + 1):
+        pieces = job.parts[other].pieces[: piece_number if other == number else None]
+        wanted = [n for n, piece in enumerate(pieces) if piece.file == file]
+        state = read_state(job.part_folder(other)) if wanted else None
+        for n in wanted:
+            if state is not None and state.is_done:
+                read: Mapping[str, int] = state.tally.places.get(str(n), {})
+                lines += read.get("lines", 0)
+            else:
+                blocks = piece_blocks(job.files[file], pieces[n], Position(n), form=job.encoding.form)
+                lines += sum(block.end.line - block.start.line for block in blocks)
+    return lines
+
+
+class PartReporter:
+    """Keeps the progress of a part in a file, at most once a second, for whoever waits for it.
+
+    Each time it looks whether the build was given up, because another process refused the corpus.
+    """
+
+    def __init__(self, job: IngestJob, number: int) -> None:
+        self._plan = job.folder / UNFINISHED / PLAN
+        self._path = job.part_folder(number) / PROGRESS
+        self._last_s = 0.0
+
+    def __call__(self, progress: PartProgress) -> None:
+        now_s = time.monotonic()
+        if now_s - self._last_s < REPORT_S:
+            return
+        self._last_s = now_s
+        self.stop_if_given_up()
+        write_atomically(self._path, json.dumps(vars(progress)), is_durable=False)
+
+    def stop_if_given_up(self) -> None:
+        """Stop the part if its build was given up.
+
+        Raises:
+            InputError: It was.
+        """
+        if not self._plan.exists():
+            raise InputError(
+                f"{self._plan.parent.parent}: the build was given up by another process, which refused its input. "
+                "Its message says why."
+            )
+
+
+def read_progress(folder: Path) -> PartProgress:
+    """Read the last report of a part; zeros if there is none."""
+    try:
+        data: Mapping[str, Any] = parse_json((folder / PROGRESS).read_text(encoding="utf-8"))
+        return PartProgress(**data)
+    except (OSError, ValueError, TypeError):
+        return PartProgress()
