@@ -27,6 +27,33 @@ Split = Annotated[str, BeforeValidator(_split_text), AfterValidator(_checked_spl
 """Weights of train, valid and test, as in "949,50,1"."""
 
 
+SourceFormat = Literal["auto", "jsonl", "text"]
+TextUnit = Literal["line", "paragraph", "document"]
+
+
+def _format() -> Any:
+    return added(
+        "auto",
+        description="What files of lines hold: JSON objects (jsonl) or plain text. auto: text in .txt and .md files, "
+        "JSON else. Parquet, Arrow and WARC files are told by their first bytes.",
+    )
+
+
+def _text_unit() -> Any:
+    return added(
+        "document",
+        description="What is one document in plain text: a line, a paragraph (between blank lines), or the whole file.",
+    )
+
+
+def _preset() -> Any:
+    return execution(
+        None,
+        description="pile: `sources` is the folder of the Pile; its 30 train shards (or val, test) are taken by name, "
+        "and its 22 subsets are compared with the published sizes.",
+    )
+
+
 class CorpusConfig(Settings):
     """Gather text into Pile form, with a held-out part chosen by the hash of each document."""
 
@@ -51,6 +78,9 @@ class CorpusConfig(Settings):
         0.02, ge=0, lt=1, description="Share of documents that training never sees; evaluation uses them."
     )
     documents_per_file: int = Field(20_000, gt=0, description="Documents in one .jsonl.zst file.")
+    format: SourceFormat = _format()
+    text_unit: TextUnit = _text_unit()
+    preset: Literal["pile"] | None = _preset()
 
 
 class TokenizerConfig(Settings):
@@ -71,6 +101,9 @@ class TokenizerConfig(Settings):
     on_error: Literal["stop", "quarantine"] = added(
         "stop", description="What a bad record does: stop, or be passed over and counted."
     )
+    format: SourceFormat = _format()
+    text_unit: TextUnit = _text_unit()
+    preset: Literal["pile"] | None = _preset()
 
     @model_validator(mode="after")
     def _has_room_for_bytes(self) -> "TokenizerConfig":
@@ -141,6 +174,9 @@ class IngestConfig(Settings):
         description="Address of the Ray or Dask cluster, as in ray://head:10001 or tcp://scheduler:8786. "
         "Empty: one is started on this machine.",
     )
+    format: SourceFormat = _format()
+    text_unit: TextUnit = _text_unit()
+    preset: Literal["pile"] | None = _preset()
 
     @model_validator(mode="after")
     def _limit_of_rejects_is_usable(self) -> "IngestConfig":

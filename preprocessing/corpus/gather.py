@@ -28,7 +28,7 @@ from preprocessing.reading.damage import DamagedStreamError
 from preprocessing.reading.pieces import file_blocks
 from preprocessing.reading.records import RecordFormat, parse_block
 from preprocessing.reading.source_file import SourceFile
-from preprocessing.reading.sources import expand_sources, raw_source_files
+from preprocessing.reading.sources import SourceSettings, expand_sources, raw_source_files, raw_source_identities
 
 PARTS = ("train", "heldout")
 ZSTD_LEVEL = 3
@@ -57,7 +57,7 @@ def _gather(settings: CorpusConfig, workspace: Workspace) -> dict[str, Any]:
     for part in PARTS:
         shutil.rmtree(workspace.path / part, ignore_errors=True)
     if settings.sources:
-        files = expand_sources(settings.sources, setting="corpus.sources")
+        files = expand_sources(settings.sources, _source_settings(settings))
         documents = _user_documents(files, settings, counts, workspace.path)
     else:
         documents = _machine_documents(find_candidates(), settings, counts)
@@ -131,7 +131,7 @@ def _parts_of(candidate: Candidate, text: str) -> list[tuple[str, str]]:
 def _user_documents(
     files: Sequence[SourceFile], settings: CorpusConfig, counts: Counter[str], folder: Path
 ) -> Iterator[Document]:
-    form = RecordFormat(settings.text_key, settings.subset_key)
+    form = RecordFormat(settings.text_key, settings.subset_key, content=settings.format, text_unit=settings.text_unit)
     rejects = []
     for number, file in enumerate(files):
         try:
@@ -201,12 +201,18 @@ class _PartWriter:
             self._finish_file()
 
 
+def _source_settings(settings: CorpusConfig) -> SourceSettings:
+    return SourceSettings(setting="corpus.sources", is_text_wanted=settings.format == "text", preset=settings.preset)
+
+
 def _raw_files(settings: CorpusConfig) -> dict[str, Path]:
-    return raw_source_files(settings.sources, part="train", stage="corpus") if settings.sources else {}
+    return raw_source_files(settings.sources, _source_settings(settings))
 
 
 def _raw(settings: CorpusConfig) -> dict[str, str]:
-    return {} if settings.sources else {"machine": candidates_digest(find_candidates())}
+    if settings.sources:
+        return raw_source_identities(settings.sources, _source_settings(settings))
+    return {"machine": candidates_digest(find_candidates())}
 
 
 CORPUS = Stage(

@@ -17,7 +17,7 @@ from contracts.errors import ConfigError, InputError
 from contracts.files import user_path
 from preprocessing.dataset.indexed_dataset import IndexedDataset, pair_prefix
 from preprocessing.ingestion.document_table import DOCUMENTS
-from preprocessing.reading.sources import found_path
+from preprocessing.reading.recorded import found_place
 from preprocessing.tokenization.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 
 
@@ -152,10 +152,10 @@ class TokenDataset:
         return values
 
     @cached_property
-    def source_paths(self) -> dict[str, Path]:
+    def source_paths(self) -> dict[str, str]:
         """Where each source file lay at ingest; files inside the store are found after it was moved."""
         sources = self.summary.get("sources", [])
-        return {item["name"]: found_path(item["path"], self.path) for item in sources}
+        return {item["name"]: found_place(item["path"], self.path) for item in sources}
 
     def document_rows(self, documents: npt.NDArray[np.int64]) -> list[dict[str, Any]]:
         """Return the rows of `documents.parquet` for some documents, in their order.

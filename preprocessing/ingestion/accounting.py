@@ -13,8 +13,8 @@ from preprocessing.config import IngestConfig
 from preprocessing.ingestion.encoding import EncodingPlan
 from preprocessing.ingestion.shards import REJECTS
 from preprocessing.ingestion.tally import LINE_COUNTS, Tally
+from preprocessing.reading.recorded import recorded_source
 from preprocessing.reading.source_file import SourceFile
-from preprocessing.reading.sources import recorded_path
 from preprocessing.tokenization.tokenizer import Tokenizer
 
 _MENDED = ("replaced_characters", "replaced_records", "byte_order_marks", "special_tokens_in_text")
@@ -141,7 +141,7 @@ def summarize(
             "examples": [{"file": files[item["file_number"]].name, "line": item["line"]} for item in differs],
         },
         "sources": [
-            {"name": file.name, "path": recorded_path(file.path, store), **_file_counts(tally, number, names)}
+            {"name": file.name, "path": recorded_source(file, store), **_file_counts(tally, number, names)}
             for number, file in enumerate(files)
         ],
         "damaged_files": len(tally.damaged),

@@ -33,7 +33,7 @@ from preprocessing.ingestion.overview import Overview
 from preprocessing.ingestion.parts import UNFINISHED, IngestJob, kept_plan
 from preprocessing.reading.damage import DamagedStreamError
 from preprocessing.reading.records import RecordFormat
-from preprocessing.reading.sources import raw_source_files, source_files
+from preprocessing.reading.sources import SourceSettings, raw_source_files, raw_source_identities, source_files
 from preprocessing.tokenization.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer, tokenizer_files
 
 IN_PROCESS_BYTES = 2**20
@@ -87,17 +87,23 @@ def prepare(settings: IngestConfig, inputs: Mapping[str, Artifact], folder: Path
     tokenizer = load_tokenizer(tokenizer_path)
     encoding = EncodingPlan(
         tokenizer=str(tokenizer_path.absolute()),
-        form=RecordFormat(settings.text_key, settings.subset_key, settings.invalid_unicode == "replace"),
+        form=RecordFormat(
+            settings.text_key,
+            settings.subset_key,
+            settings.invalid_unicode == "replace",
+            settings.format,
+            settings.text_unit,
+        ),
         keep_empty=settings.keep_empty,
         eod_id=tokenizer.require_eod(settings.eod_token) if settings.append_eod else None,
         bos_id=tokenizer.require_bos() if settings.add_bos else None,
         subsets=frozenset(settings.subsets),
     )
-    files = source_files(settings.sources, inputs, part=settings.corpus_part, stage="ingest")
+    files = source_files(settings.sources, inputs, _source_settings(settings))
     job = IngestJob(
         folder=folder.absolute(),
         files=tuple(files),
-        parts=kept_plan(folder, files, part_bytes=settings.part_bytes),
+        parts=kept_plan(folder, files, part_bytes=settings.part_bytes, form=encoding.form),
         encoding=encoding,
         dtype=tokenizer.token_dtype.str,
         shard_tokens=settings.shard_tokens,
@@ -166,10 +172,21 @@ def _copy_tokenizer(path: Path, folder: Path) -> None:
         shutil.copyfile(source, target)
 
 
+def _source_settings(settings: IngestConfig) -> SourceSettings:
+    return SourceSettings(
+        part=settings.corpus_part,
+        setting="ingest.sources",
+        is_text_wanted=settings.format == "text",
+        preset=settings.preset,
+    )
+
+
+def _raw(settings: IngestConfig) -> dict[str, str]:
+    return raw_source_identities(settings.sources, _source_settings(settings))
+
+
 def _raw_files(settings: IngestConfig) -> dict[str, Path]:
-    files: dict[str, Path] = {}
-    if settings.sources:
-        files |= raw_source_files(settings.sources, part=settings.corpus_part, stage="ingest")
+    files = raw_source_files(settings.sources, _source_settings(settings))
     if settings.tokenizer is not None:
         found = tokenizer_files(settings.tokenizer)
         files["tokenizer/tokenizer.json"] = found.tokenizer
@@ -185,4 +202,5 @@ INGEST = Stage(
     settings=IngestConfig,
     work=ingest,
     raw_files=_raw_files,
+    raw=_raw,
 )

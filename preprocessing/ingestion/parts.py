@@ -26,6 +26,7 @@ from preprocessing.ingestion.workers import Pool
 from preprocessing.reading.blocks import Block, Position
 from preprocessing.reading.damage import DamagedStreamError
 from preprocessing.reading.pieces import Piece, cut_file, piece_blocks
+from preprocessing.reading.records import RecordFormat
 from preprocessing.reading.source_file import SourceFile
 
 UNFINISHED = "unfinished"
@@ -81,13 +82,13 @@ class IngestJob:
         return [n for n in range(len(self.parts)) if not read_state(self.part_folder(n)).is_done]
 
 
-def plan_parts(files: Sequence[SourceFile], *, part_bytes: int) -> tuple[Part, ...]:
+def plan_parts(files: Sequence[SourceFile], *, part_bytes: int, form: RecordFormat) -> tuple[Part, ...]:
     """Divide files into parts: a part is closed before the piece that would take it over `part_bytes`."""
     parts: list[Part] = []
     waiting: list[Piece] = []
     size_bytes = 0
     for number, file in enumerate(files):
-        for piece in cut_file(file, number, piece_bytes=part_bytes):
+        for piece in cut_file(file, number, piece_bytes=part_bytes, form=form):
             if waiting and size_bytes + piece.size_bytes > part_bytes:
                 parts.append(Part(tuple(waiting)))
                 waiting, size_bytes = [], 0
@@ -96,7 +97,9 @@ def plan_parts(files: Sequence[SourceFile], *, part_bytes: int) -> tuple[Part, .
     return (*parts, Part(tuple(waiting))) if waiting else tuple(parts)
 
 
-def kept_plan(folder: Path, files: Sequence[SourceFile], *, part_bytes: int) -> tuple[Part, ...]:
+def kept_plan(
+    folder: Path, files: Sequence[SourceFile], *, part_bytes: int, form: RecordFormat
+) -> tuple[Part, ...]:
     """Return the plan of a build that was begun, or make it and keep it for all who work on it.
 
     Raises:
@@ -107,7 +110,7 @@ def kept_plan(folder: Path, files: Sequence[SourceFile], *, part_bytes: int) -> 
         data = parse_json(path.read_text(encoding="utf-8"))
         return tuple(Part(tuple(Piece(*piece) for piece in part)) for part in data)
     except FileNotFoundError:
-        parts = plan_parts(files, part_bytes=part_bytes)
+        parts = plan_parts(files, part_bytes=part_bytes, form=form)
     except (ValueError, TypeError) as error:
         raise InputError(f"{path}: damaged ({error}). Remove {folder}, then ingest again.") from error
     path.parent.mkdir(exist_ok=True)

@@ -1,10 +1,11 @@
 """Blocks of records: what one worker handles at a time, cut from a file but not parsed.
 
 A block holds whole lines (decompressed bytes), or rows that are records already: of a Parquet or
-Arrow file, of a hub dataset, of a WARC file. Line numbers are 1-based and number the rows where
-there are no lines; byte offsets count decompressed bytes.
+Arrow file, of a hub dataset, of a WARC file, or whole texts. Line numbers are 1-based and number
+the rows where there are no lines; byte offsets count decompressed bytes.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,12 +38,14 @@ class LineBlock:
     Args:
         data: Their bytes; the last line lacks its newline only at the end of the file.
         file_bytes_read: Bytes of the piece on disk read so far, for progress.
+        is_text: Each line is a text, not a JSON object.
     """
 
     source: SourceFile
     start: Position
     data: bytes
     file_bytes_read: int
+    is_text: bool = False
 
     @property
     def num_lines(self) -> int:
@@ -54,19 +57,34 @@ class LineBlock:
 
 
 @dataclass(frozen=True)
+class Filtered:
+    """A row that is no document by rule; `reason` says by which."""
+
+    reason: str
+
+
+Row = dict[str, Any] | str | Filtered
+"""A record by its columns; or a text that says why it cannot be read."""
+
+
+@dataclass(frozen=True)
 class RowBlock:
     """Rows of one file.
 
     Args:
-        rows: The columns asked for, by name; a text instead of a row says why it cannot be read.
+        rows: The columns asked for, by name; texts may be bytes of UTF-8.
         columns: All columns of the file, for messages.
+        offsets: Byte offset of each row, where it has one.
+        text_key: Key of the text where the rows were made here; otherwise the user says it.
     """
 
     source: SourceFile
     start: Position
-    rows: tuple[dict[str, Any] | str, ...]
+    rows: tuple[Row, ...]
     columns: tuple[str, ...]
     file_bytes_read: int
+    offsets: tuple[int, ...] | None = None
+    text_key: str | None = None
 
     @property
     def end(self) -> Position:
@@ -74,3 +92,25 @@ class RowBlock:
 
 
 Block = LineBlock | RowBlock
+
+
+def from_line(blocks: Iterator[Block], line: int) -> Iterator[Block]:
+    """Leave out the records before `line`: how a stream that can only be read from its beginning is resumed."""
+    for block in blocks:
+        count = line - block.start.line
+        if count <= 0:
+            yield block
+        elif block.end.line > line:
+            yield _without_first(block, count)
+
+
+def _without_first(block: Block, count: int) -> Block:
+    line = block.start.line + count
+    if isinstance(block, RowBlock):
+        offsets = None if block.offsets is None else block.offsets[count:]
+        return replace(block, start=replace(block.start, line=line), rows=block.rows[count:], offsets=offsets)
+    cut = 0
+    for _ in range(count):
+        cut = block.data.index(b"\n", cut) + 1
+    start = replace(block.start, line=line, offset=block.start.offset + cut)
+    return replace(block, start=start, data=block.data[cut:])

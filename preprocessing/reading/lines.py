@@ -8,38 +8,32 @@ newline. Where a file is cut at zstd frames, "byte" means the decompressed one.
 
 from collections.abc import Iterator
 
-from preprocessing.reading.blocks import LineBlock, Position
-from preprocessing.reading.compression import Kind, decompressed_chunks
+from preprocessing.reading.blocks import BLOCK_BYTES, LINE_BYTES, LineBlock, Position
+from preprocessing.reading.compression import Chunks, Packing, decompressed_chunks
 from preprocessing.reading.damage import DamagedStreamError
 from preprocessing.reading.source_file import SourceFile
-
-Chunks = Iterator[tuple[bytes, int]]
 
 
 def line_blocks(
     source: SourceFile,
-    kind: Kind,
+    chunks: Chunks,
     position: Position,
     *,
-    start: int,
-    stop: int | None,
-    block_bytes: int,
-    line_bytes: int,
+    is_text: bool = False,
+    block_bytes: int = BLOCK_BYTES,
+    line_bytes: int = LINE_BYTES,
 ) -> Iterator[LineBlock]:
-    """Cut a piece of a file into blocks, from `position` on.
+    """Cut chunks into blocks of whole lines, the first of them at `position`.
 
     Args:
-        start, stop: Bytes on disk between which the piece lies.
         line_bytes: A longer line counts as damage, so that memory stays bounded.
 
     Raises:
         DamagedStreamError: After the last whole line before the damage.
     """
     parts: list[bytes] = []
-    parts_bytes = 0
-    file_bytes = start
+    parts_bytes = file_bytes = 0
     damage = None
-    chunks = _chunks_of_lines(source, kind, start, stop, position.offset)
     while True:
         try:
             chunk, file_bytes = next(chunks, (b"", file_bytes))
@@ -52,7 +46,7 @@ def line_blocks(
         if parts_bytes >= block_bytes and b"\n" in chunk:
             cut = chunk.rindex(b"\n") + 1
             parts[-1] = chunk[:cut]
-            block = LineBlock(source, position, b"".join(parts), file_bytes - start)
+            block = LineBlock(source, position, b"".join(parts), file_bytes, is_text)
             yield block
             position = block.end
             parts = [chunk[cut:]]
@@ -60,45 +54,50 @@ def line_blocks(
         elif parts_bytes > line_bytes:
             line = position.line + sum(part.count(b"\n") for part in parts)
             reason = f"line {line} is longer than {line_bytes} bytes, which no record is"
-            damage = DamagedStreamError(source.name, f"{reason} (before byte {file_bytes} of the file)", False)
+            damage = DamagedStreamError(source.name, f"{reason} (before byte {file_bytes} of the piece on disk)", False)
             break
     rest = b"".join(parts)
     if damage is not None:
         rest = rest[: rest.rfind(b"\n") + 1]  # the line in which the damage begins is no record
     if rest:
-        yield LineBlock(source, position, rest, file_bytes - start)
+        yield LineBlock(source, position, rest, file_bytes, is_text)
     if damage is not None:
         raise damage
 
 
-def _chunks_of_lines(source: SourceFile, kind: Kind, start: int, stop: int | None, offset: int) -> Chunks:
-    """Yield the bytes of the lines of a piece but for its first `offset` bytes."""
+def piece_chunks(source: SourceFile, packing: Packing, start: int, stop: int | None, offset: int) -> Chunks:
+    """Yield the bytes of the lines of a piece but for its first `offset` bytes.
+
+    Args:
+        start, stop: Bytes on disk between which the piece lies.
+    """
+    first = start
     if start:
-        first = _first_newline(source, kind, start, stop)
-        if first is None:
+        newline = _first_newline(source, packing, start, stop)
+        if newline is None:
             return
-        offset += first + 1
-    if kind == "plain":
+        offset += newline + 1
+    if packing == "plain":
         if stop is not None and start + offset > stop:
             return
         start, offset = start + offset, 0
-    for chunk, file_bytes in decompressed_chunks(source, kind, start=start, stop=stop):
+    for chunk, place in decompressed_chunks(source, packing, start=start, stop=stop):
         if offset < len(chunk):
-            yield chunk[offset:], file_bytes
+            yield chunk[offset:], place - first
         offset = max(0, offset - len(chunk))
     if stop is None or offset:
         return
-    for chunk, file_bytes in decompressed_chunks(source, kind, start=stop):
+    for chunk, place in decompressed_chunks(source, packing, start=stop):
         end = chunk.find(b"\n") + 1
-        yield chunk[: end or None], file_bytes
+        yield chunk[: end or None], place - first
         if end:
             return
 
 
-def _first_newline(source: SourceFile, kind: Kind, start: int, stop: int | None) -> int | None:
+def _first_newline(source: SourceFile, packing: Packing, start: int, stop: int | None) -> int | None:
     """Return the place of the first newline, in decompressed bytes from the start of the piece."""
     done = 0
-    for chunk, _ in decompressed_chunks(source, kind, start=start, stop=stop):
+    for chunk, _ in decompressed_chunks(source, packing, start=start, stop=stop):
         found = chunk.find(b"\n")
         if found >= 0:
             return done + found

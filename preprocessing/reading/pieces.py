@@ -1,21 +1,28 @@
 """Pieces of files: stretches that can be read by themselves, and the blocks of each.
 
 Plain files of lines are cut by bytes, zstd files of several frames by frames, Parquet files by
-row groups. Whatever else there is, and whatever looks odd, is one piece and read as a stream, so
-that damage is found where it is and hides nothing.
+row groups, Arrow files by record batches, hub datasets by their shards. Whatever else there is,
+and whatever looks odd, is one piece and read as a stream, so that damage is found where it is and
+hides nothing.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from contracts.errors import RecordError
-from preprocessing.reading.blocks import BLOCK_BYTES, LINE_BYTES, Block, Position
-from preprocessing.reading.compression import detect_kind
+from contracts.errors import InputError, RecordError
+from preprocessing.reading.arrow import arrow_file_blocks, arrow_stream_blocks, num_batches
+from preprocessing.reading.blocks import BLOCK_BYTES, LINE_BYTES, Block, Position, from_line
+from preprocessing.reading.compression import Chunks, decompressed_chunks
 from preprocessing.reading.damage import DamagedStreamError
-from preprocessing.reading.lines import line_blocks
+from preprocessing.reading.hub import hub_blocks, num_hub_shards
+from preprocessing.reading.kinds import SEEKABLE, Content, FileKind, content_of, detect_kind
+from preprocessing.reading.lines import line_blocks, piece_chunks
 from preprocessing.reading.parquet import parquet_blocks, row_group_sizes
+from preprocessing.reading.plain_text import document_blocks, paragraph_blocks
 from preprocessing.reading.records import Record, RecordFormat, Reject, parse_block
 from preprocessing.reading.source_file import SourceFile
+from preprocessing.reading.tar_stream import tar_blocks
+from preprocessing.reading.warc import warc_blocks
 from preprocessing.reading.zstd_frames import UnusualFrameError, frame_starts
 
 
@@ -26,7 +33,8 @@ class Piece:
     Args:
         file: Number of the file in the list of source files.
         start, stop: Where it begins and ends (exclusive; None: with the file): bytes of a plain
-            file of lines, bytes at which zstd frames begin, numbers of Parquet row groups.
+            file of lines, bytes at which zstd frames begin, numbers of Parquet row groups, of
+            Arrow record batches or of a hub dataset's shards.
         size_bytes: On disk, for balance and progress.
     """
 
@@ -36,7 +44,7 @@ class Piece:
     size_bytes: int = 0
 
 
-def cut_file(source: SourceFile, number: int, *, piece_bytes: int) -> list[Piece]:
+def cut_file(source: SourceFile, number: int, *, piece_bytes: int, form: RecordFormat) -> list[Piece]:
     """Cut a file into pieces of about `piece_bytes` on disk; a function of the file alone.
 
     Args:
@@ -46,25 +54,31 @@ def cut_file(source: SourceFile, number: int, *, piece_bytes: int) -> list[Piece
         ConfigError: The file cannot be opened.
         InputError: The file is of no known type.
     """
-    kind = detect_kind(source)
+    kind = detect_kind(source, form)
     size_bytes = source.size_bytes
+    whole = [Piece(number, size_bytes=size_bytes)]
     if size_bytes <= piece_bytes:
-        return [Piece(number, size_bytes=size_bytes)]
-    if kind == "plain":
+        return whole
+    if kind.content == "hub":
+        return _grouped(number, [size_bytes // num_hub_shards(source)] * num_hub_shards(source), piece_bytes)
+    try:
+        if kind.content == "parquet":
+            return _grouped(number, row_group_sizes(source), piece_bytes) or whole
+        if kind.content == "arrow_file":
+            batches = num_batches(source)
+            return _grouped(number, [size_bytes // batches] * batches, piece_bytes) if batches else whole
+    except DamagedStreamError:
+        return whole  # reading it says what is wrong
+    if not _is_of_lines(kind, form):
+        return whole
+    if kind.packing == "plain":
         starts = list(range(0, size_bytes, piece_bytes))
         if size_bytes - starts[-1] < piece_bytes // 2:
             starts.pop()
         return _pieces_between(number, starts, size_bytes)
-    if kind == "zstd":
-        try:
-            with source.open() as file:
-                frames = frame_starts(file, size_bytes)
-        except UnusualFrameError:
-            frames = [0]
-        return _pieces_between(number, _grouped(frames, piece_bytes), size_bytes)
-    if kind == "parquet":
-        return _pieces_of_row_groups(source, number, piece_bytes)
-    return [Piece(number, size_bytes=size_bytes)]
+    if kind.packing == "zstd" and not source.is_remote:  # the walk would ask for each header by itself
+        return _pieces_of_frames(source, number, piece_bytes)
+    return whole
 
 
 def _pieces_between(number: int, starts: Sequence[int], size_bytes: int) -> list[Piece]:
@@ -75,30 +89,30 @@ def _pieces_between(number: int, starts: Sequence[int], size_bytes: int) -> list
     ]
 
 
-def _grouped(starts: Sequence[int], piece_bytes: int) -> list[int]:
-    """Leave out starts, so that those left are `piece_bytes` or more apart."""
-    kept = [0]
-    for start in starts:
-        if start - kept[-1] >= piece_bytes:
-            kept.append(start)
-    return kept
-
-
-def _pieces_of_row_groups(source: SourceFile, number: int, piece_bytes: int) -> list[Piece]:
+def _pieces_of_frames(source: SourceFile, number: int, piece_bytes: int) -> list[Piece]:
     try:
-        sizes = row_group_sizes(source)
-    except DamagedStreamError:
-        sizes = []  # reading it says what is wrong
-    groups, group_bytes = [0], 0
-    for group, size in enumerate(sizes):
+        with source.open() as file:
+            frames = frame_starts(file, source.size_bytes)
+    except (UnusualFrameError, DamagedStreamError):
+        frames = [0]
+    starts = [0]
+    for start in frames:
+        if start - starts[-1] >= piece_bytes:
+            starts.append(start)
+    return _pieces_between(number, starts, source.size_bytes)
+
+
+def _grouped(number: int, sizes: Sequence[int], piece_bytes: int) -> list[Piece]:
+    """Put row groups, batches or shards of these sizes together to pieces."""
+    starts, group_bytes = [0], 0
+    for unit, size in enumerate(sizes):
         if group_bytes >= piece_bytes:
-            groups.append(group)
+            starts.append(unit)
             group_bytes = 0
         group_bytes += size
-    stops: list[int | None] = [*groups[1:], None]
+    stops: list[int | None] = [*starts[1:], None]
     return [
-        Piece(number, start, stop, sum(sizes[start:stop]) or source.size_bytes)
-        for start, stop in zip(groups, stops, strict=True)
+        Piece(number, start, stop, sum(sizes[start:stop])) for start, stop in zip(starts, stops, strict=True) if sizes
     ]
 
 
@@ -121,13 +135,60 @@ def piece_blocks(
         DamagedStreamError: After the last whole record before the damage.
         InputError: The file is of no known type.
     """
-    kind = detect_kind(source)
-    if kind == "parquet":
-        keys = (form.text_key, form.subset_key)
+    kind = detect_kind(source, form)
+    keys = (form.text_key, form.subset_key)
+    if kind.content == "parquet":
         return parquet_blocks(source, start, keys, start=piece.start, stop=piece.stop)
-    return line_blocks(
-        source, kind, start, start=piece.start, stop=piece.stop, block_bytes=block_bytes, line_bytes=line_bytes
-    )
+    if kind.content == "arrow_file":
+        return arrow_file_blocks(source, start, keys, start=piece.start, stop=piece.stop)
+    if kind.content == "arrow_stream":
+        return arrow_stream_blocks(source, start, keys)
+    if kind.content == "hub":
+        return hub_blocks(source, start, keys, start=piece.start, stop=piece.stop)
+    cut = _Cutter(source, form, block_bytes, line_bytes)
+    if _is_of_lines(kind, form):
+        chunks = piece_chunks(source, kind.packing, piece.start, piece.stop, start.offset)
+        return cut(kind.content, chunks, start)
+    chunks = decompressed_chunks(source, kind.packing)
+    first = Position(start.piece)
+    if kind.content != "tar":
+        return from_line(cut(kind.content, chunks, first), start.line)
+    is_text_wanted = form.content == "text"
+    return from_line(tar_blocks(source, chunks, first, cut.member, is_text_wanted=is_text_wanted), start.line)
+
+
+@dataclass(frozen=True)
+class _Cutter:
+    """Cuts decompressed chunks into blocks by what stands in them."""
+
+    source: SourceFile
+    form: RecordFormat
+    block_bytes: int
+    line_bytes: int
+
+    def __call__(self, content: Content, chunks: Chunks, position: Position) -> Iterator[Block]:
+        size, longest = self.block_bytes, self.line_bytes
+        if content == "warc":
+            return warc_blocks(self.source, chunks, position, block_bytes=size, line_bytes=longest)
+        if content == "json_lines" or self.form.text_unit == "line":
+            is_text = content == "text"
+            return line_blocks(self.source, chunks, position, is_text=is_text, block_bytes=size, line_bytes=longest)
+        if self.form.text_unit == "paragraph":
+            return paragraph_blocks(self.source, chunks, position, block_bytes=size, line_bytes=longest)
+        return document_blocks(self.source, chunks, position, line_bytes=self.line_bytes)
+
+    def member(self, head: bytes, name: str, chunks: Chunks, position: Position) -> Iterator[Block]:
+        """Cut a member of an archive."""
+        where = f"{self.source.place}, member {name}"
+        content = content_of(head, name, self.form, where=where)
+        if content == "tar" or content in SEEKABLE:
+            kind = content.partition("_")[0].title()
+            raise InputError(f"{where}: {kind} inside tar is not read as a stream. Unpack the archive.")
+        return self(content, chunks, position)
+
+
+def _is_of_lines(kind: FileKind, form: RecordFormat) -> bool:
+    return kind.content == "json_lines" or (kind.content == "text" and form.text_unit == "line")
 
 
 def file_blocks(

@@ -13,9 +13,9 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from preprocessing.reading.blocks import Block, LineBlock, RowBlock
+from preprocessing.reading.blocks import Block, Filtered, LineBlock, RowBlock
 
 BOM = b"\xef\xbb\xbf"
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
@@ -30,11 +30,15 @@ class RecordFormat:
         text_key: Key of the text; dots go into nested objects.
         subset_key: Key of the subset name, likewise; records may lack it.
         replaces_invalid: Replace invalid UTF-8 and lone surrogates by U+FFFD, not reject.
+        content: What files of lines hold; "auto" tells by name and first character.
+        text_unit: What is one document in plain text.
     """
 
     text_key: str = "text"
     subset_key: str = "meta.pile_set_name"
     replaces_invalid: bool = False
+    content: Literal["auto", "jsonl", "text"] = "auto"
+    text_unit: Literal["line", "paragraph", "document"] = "document"
 
 
 @dataclass(frozen=True)
@@ -130,10 +134,10 @@ def parse_block(block: Block, form: RecordFormat) -> ParsedBlock:
     """Parse the records of a block; bad ones become rejects, never exceptions."""
     if isinstance(block, RowBlock):
         return _parse_rows(block, form)
-    return _parse_lines(block, form)
+    return _parse_text_lines(block, form) if block.is_text else _parse_json_lines(block, form)
 
 
-def _parse_lines(block: LineBlock, form: RecordFormat) -> ParsedBlock:
+def _parse_json_lines(block: LineBlock, form: RecordFormat) -> ParsedBlock:
     import orjson
 
     parsed = ParsedBlock(block.source.name)
@@ -298,19 +302,58 @@ def _shortened(text: str, length: int = 200) -> str:
 
 
 def _parse_rows(block: RowBlock, form: RecordFormat) -> ParsedBlock:
-    name = block.source.name
-    parsed, subset_of = ParsedBlock(name), _SubsetReader(form.subset_key)
-    has_column = form.text_key in block.columns or form.text_key.partition(".")[0] in block.columns
-    for number, row in enumerate(block.rows, block.start.line):
+    parsed, subset_of = ParsedBlock(block.source.name), _SubsetReader(form.subset_key)
+    text_key = block.text_key or form.text_key
+    has_column = text_key in block.columns or text_key.partition(".")[0] in block.columns
+    offsets = block.offsets or (0,) * len(block.rows)
+    for number, (row, offset) in enumerate(zip(block.rows, offsets, strict=True), block.start.line):
+        if isinstance(row, Filtered):
+            parsed.filtered.append((number, row.reason))
+            continue
         try:
             if isinstance(row, str):
                 raise _BadRecordError(row)
             if not has_column:
                 present = _shortened(", ".join(block.columns))
-                raise _BadRecordError(f"no column {form.text_key!r}; columns present: {present}")
-            text = _text_of(row, form.text_key)
+                raise _BadRecordError(f"no column {text_key!r}; columns present: {present}")
+            value = row.get(text_key)
+            text, replaced = _decoded(value, form) if isinstance(value, bytes) else (_text_of(row, text_key), 0)
         except _BadRecordError as error:
-            parsed.rejects.append(Reject(name, number, 0, str(error)))
+            parsed.rejects.append(Reject(parsed.file, number, offset, str(error)))
             continue
-        parsed.add(number, 0, text, subset_of(row))
+        parsed.add(number, offset, text, subset_of(row))
+        if replaced:
+            parsed.events.append((number, "replaced_characters", replaced))
     return parsed
+
+
+def _parse_text_lines(block: LineBlock, form: RecordFormat) -> ParsedBlock:
+    parsed = ParsedBlock(block.source.name)
+    offset = block.start.offset
+    lines = block.data.split(b"\n")
+    if not lines[-1]:
+        lines.pop()
+    for number, line in enumerate(lines, block.start.line):
+        try:
+            text, replaced = _decoded(line.removesuffix(b"\r"), form)
+        except _BadRecordError as error:
+            parsed.rejects.append(Reject(parsed.file, number, offset, str(error)))
+        else:
+            parsed.add(number, offset, "" if text.isspace() else text, None)
+            if replaced:
+                parsed.events.append((number, "replaced_characters", replaced))
+        offset += len(line) + 1
+    return parsed
+
+
+def _decoded(data: bytes, form: RecordFormat) -> tuple[str, int]:
+    """Return a text and the number of U+FFFD put in; a byte order mark is no part of it."""
+    data = data.removeprefix(BOM)
+    try:
+        return data.decode("utf-8"), 0
+    except UnicodeDecodeError as error:
+        if not form.replaces_invalid:
+            place = f"byte 0x{data[error.start]:02x} at position {error.start} of the text"
+            raise _BadRecordError(f"{place} is not valid UTF-8") from None
+    text = data.decode("utf-8", errors="replace")
+    return text, text.count("\ufffd") - data.count("\ufffd".encode())

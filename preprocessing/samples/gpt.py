@@ -12,7 +12,7 @@ from contracts.artifact import MANIFEST, read_artifact
 from contracts.errors import ConfigError, InputError
 from contracts.json_text import parse_json
 from preprocessing.dataset.token_dataset import TokenDataset
-from preprocessing.reading.sources import found_path
+from preprocessing.reading.recorded import found_path
 from preprocessing.samples.index import INDEX_FILE, INDEX_FORMAT
 
 

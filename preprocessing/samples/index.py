@@ -25,7 +25,7 @@ from contracts.stage import Stage
 from contracts.store import Workspace
 from preprocessing.config import IndexConfig
 from preprocessing.dataset.token_dataset import TokenDataset, artifact_content, pair_files
-from preprocessing.reading.sources import recorded_path
+from preprocessing.reading.recorded import recorded_path
 from preprocessing.samples.kernels import blend, blend_exhaustively
 from preprocessing.samples.sample_index import SampleIndex, build_sample_index
 from preprocessing.samples.splits import SPLITS, parse_split, split_range

@@ -13,8 +13,8 @@ from contracts.errors import InputError
 from preprocessing.dataset.token_dataset import TokenDataset
 from preprocessing.reading.blocks import Position
 from preprocessing.reading.pieces import file_blocks
+from preprocessing.reading.recorded import found_source
 from preprocessing.reading.records import RecordFormat, parse_block
-from preprocessing.reading.source_file import SourceFile
 from preprocessing.samples.gpt import DocumentSpan, GPTSamples
 
 
@@ -109,15 +109,22 @@ def read_source_text(dataset: TokenDataset, document: int) -> str:
         InputError: The file is gone or changed: the text's digest is not that of ingest.
     """
     (row,) = dataset.document_rows(np.array([document]))
-    path = dataset.source_paths[row["file"]]
-    if not path.is_file():
-        raise InputError(f"{path}: the source file of document {document} is not there any more.")
+    place = dataset.source_paths[row["file"]]
+    source = found_source(row["file"], place)
+    if not source.is_remote and not source.path.is_file():
+        raise InputError(f"{place}: the source file of document {document} is not there any more.")
     config = dataset.artifact.manifest.config if dataset.artifact is not None else {}
-    form = RecordFormat(config["text_key"], config["subset_key"], config["invalid_unicode"] == "replace")
+    form = RecordFormat(
+        config["text_key"],
+        config["subset_key"],
+        config["invalid_unicode"] == "replace",
+        config.get("format", "auto"),
+        config.get("text_unit", "document"),
+    )
     start = Position(0, row["line"], row["byte_offset"])
-    for block in file_blocks(SourceFile(row["file"], path), start, form=form):
+    for block in file_blocks(source, start, form=form):
         record = next((r for r in parse_block(block, form).records() if r.line == row["line"]), None)
         if record is not None and hashlib.blake2b(record.text.encode(), digest_size=16).digest() == row["digest"]:
             return record.text
         break
-    raise InputError(f"{path}, line {row['line']}: is not the text that was ingested; the file has changed.")
+    raise InputError(f"{place}, line {row['line']}: is not the text that was ingested; the file has changed.")

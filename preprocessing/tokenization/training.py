@@ -19,17 +19,19 @@ from contracts.stage import Stage
 from contracts.store import Workspace
 from preprocessing.config import END_OF_DOCUMENT, TokenizerConfig
 from preprocessing.reading.blocks import LineBlock, Position
-from preprocessing.reading.compression import detect_kind
+from preprocessing.reading.kinds import detect_kind
+from preprocessing.reading.names import DATA_SUFFIXES
 from preprocessing.reading.pieces import file_blocks, read_records
 from preprocessing.reading.records import RecordFormat, Reject
 from preprocessing.reading.source_file import SourceFile
-from preprocessing.reading.sources import DATA_SUFFIXES, raw_source_files, source_files
+from preprocessing.reading.sources import SourceSettings, raw_source_files, raw_source_identities, source_files
 from preprocessing.tokenization.tokenizer import CONFIG_FILE, TOKENIZER_FILE
 
 WORDPIECE_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", END_OF_DOCUMENT)
 UNIGRAM_SPECIALS = ("<unk>", END_OF_DOCUMENT)
 WORDPIECE_ALPHABET = 1000  # as in the library's own trainer; rarer characters become [UNK]
 OnReject = Callable[[Reject], None] | None
+_JSON_LINES = RecordFormat(content="jsonl")
 SAMPLE = "def f(x):\n\treturn x  # naïve, 数, ﬁ 🙂"
 
 
@@ -48,7 +50,7 @@ def train(settings: TokenizerConfig, inputs: Mapping[str, Artifact], workspace: 
 
 
 def _train(settings: TokenizerConfig, inputs: Mapping[str, Artifact], workspace: Workspace) -> dict[str, Any]:
-    files = source_files(settings.sources, inputs, part="train", stage="tokenizer")
+    files = source_files(settings.sources, inputs, _source_settings(settings))
     texts = _Texts(files, settings, workspace.progress)
     inner = _trained(settings, texts)
     if not texts.num_documents:
@@ -96,11 +98,15 @@ class _Texts:
         self.num_rejected = 0
 
     def __iter__(self) -> Iterator[str]:
-        form = RecordFormat(text_key=self._settings.text_key)
+        form = RecordFormat(
+            text_key=self._settings.text_key, content=self._settings.format, text_unit=self._settings.text_unit
+        )
         limit = self._settings.max_bytes
         for file in self._files:
             on_reject = self._count if self._settings.on_error == "quarantine" else None
-            texts = _plain_lines(file, on_reject) if _is_plain_text(file) else _record_texts(file, form, on_reject)
+            texts = (
+                _plain_lines(file, on_reject) if _is_plain_text(file, form) else _record_texts(file, form, on_reject)
+            )
             for text in texts:
                 size = len(text.encode())
                 if self.num_bytes + size > limit:
@@ -121,11 +127,12 @@ def _record_texts(file: SourceFile, form: RecordFormat, on_reject: OnReject) -> 
     return (record.text for record in read_records([file], form, on_reject=on_reject))
 
 
-def _is_plain_text(file: SourceFile) -> bool:
-    """Tell lines of text from lines of JSON by the name, or else by the first character."""
-    if detect_kind(file) == "parquet" or file.path.name.endswith(DATA_SUFFIXES):
+def _is_plain_text(file: SourceFile, form: RecordFormat) -> bool:
+    """Tell a file without a form or a known name that holds lines of text, by its first character."""
+    is_of_lines = detect_kind(file, _JSON_LINES).content == "json_lines"
+    if form.content != "auto" or not is_of_lines or file.file_name.endswith(DATA_SUFFIXES):
         return False  # damaged JSON is an error, never text to learn from
-    for block in file_blocks(file, Position(), form=RecordFormat(), block_bytes=1):
+    for block in file_blocks(file, Position(), form=_JSON_LINES, block_bytes=1):
         data = block.data.lstrip(b"\xef\xbb\xbf \t\r\n\0") if isinstance(block, LineBlock) else b"{"
         if data:
             return not data.startswith(b"{")
@@ -133,7 +140,7 @@ def _is_plain_text(file: SourceFile) -> bool:
 
 
 def _plain_lines(file: SourceFile, on_reject: OnReject) -> Iterator[str]:
-    for block in file_blocks(file, Position(), form=RecordFormat()):
+    for block in file_blocks(file, Position(), form=_JSON_LINES):
         if not isinstance(block, LineBlock):
             return
         for number, line in enumerate(block.data.splitlines(keepends=True), block.start.line):
@@ -233,8 +240,16 @@ def _fitted(tokenizer: Any, trainer: Any, texts: _Texts) -> Any:
     return tokenizer
 
 
+def _source_settings(settings: TokenizerConfig) -> SourceSettings:
+    return SourceSettings(setting="tokenizer.sources", is_text_wanted=settings.format == "text", preset=settings.preset)
+
+
 def _raw_files(settings: TokenizerConfig) -> dict[str, Path]:
-    return raw_source_files(settings.sources, part="train", stage="tokenizer") if settings.sources else {}
+    return raw_source_files(settings.sources, _source_settings(settings))
+
+
+def _raw(settings: TokenizerConfig) -> dict[str, str]:
+    return raw_source_identities(settings.sources, _source_settings(settings))
 
 
 TOKENIZER = Stage(
@@ -244,4 +259,5 @@ TOKENIZER = Stage(
     settings=TokenizerConfig,
     work=train,
     raw_files=_raw_files,
+    raw=_raw,
 )

@@ -90,7 +90,7 @@ def test_each_line_of_a_zstd_file_is_in_one_piece_wherever_its_frames_end(
     path.write_bytes(skippable + skippable.join(packer.compress(frame) for frame in frames))
     source = SourceFile("f", path)
 
-    pieces = cut_file(source, 0, piece_bytes=piece_bytes)
+    pieces = cut_file(source, 0, piece_bytes=piece_bytes, form=FORM)
 
     check_pieces(source, pieces, b"".join(frames))
 
@@ -99,13 +99,13 @@ def test_a_zstd_file_is_cut_at_frames_and_one_frame_is_one_piece(tmp_path: Path)
     packed = zstandard.ZstdCompressor().compress(b'{"text": "abc"}\n' * 100)
     path = tmp_path / "f.zst"
     path.write_bytes(packed * 10)
-    pieces = cut_file(SourceFile("f", path), 3, piece_bytes=2 * len(packed))
+    pieces = cut_file(SourceFile("f", path), 3, piece_bytes=2 * len(packed), form=FORM)
     assert [piece.start for piece in pieces] == [n * len(packed) for n in (0, 2, 4, 6, 8)]
     assert {piece.file for piece in pieces} == {3}
     assert sum(piece.size_bytes for piece in pieces) == 10 * len(packed)
 
     path.write_bytes(zstandard.ZstdCompressor().compress(bytes(range(256)) * 40_000))
-    assert len(cut_file(SourceFile("f", path), 0, piece_bytes=10)) == 1
+    assert len(cut_file(SourceFile("f", path), 0, piece_bytes=10, form=FORM)) == 1
 
 
 @pytest.mark.parametrize("tail", [b"junk", zstandard.compress(b"cut short" * 9)[:-3], b"\x28\xb5"])
@@ -114,7 +114,7 @@ def test_a_zstd_file_with_an_odd_end_is_one_piece_and_its_damage_is_found(tmp_pa
     path.write_bytes(zstandard.compress(b'{"text": "abc"}\n') * 10 + tail)
     source = SourceFile("f", path)
 
-    (piece,) = cut_file(source, 0, piece_bytes=10)
+    (piece,) = cut_file(source, 0, piece_bytes=10, form=FORM)
 
     with pytest.raises(DamagedStreamError):
         data_of(source, piece)
@@ -126,7 +126,7 @@ def test_damage_in_one_frame_is_found_in_its_piece_alone(tmp_path: Path):
     path = tmp_path / "f.zst"
     path.write_bytes(packed + broken + packed * 2)
     source = SourceFile("f", path)
-    pieces = cut_file(source, 0, piece_bytes=1)
+    pieces = cut_file(source, 0, piece_bytes=1, form=FORM)
     assert len(pieces) == 4
 
     for piece, is_damaged in zip(pieces, (True, True, False, False), strict=True):
@@ -144,7 +144,7 @@ def test_each_row_of_a_parquet_file_is_in_one_piece(tmp_path: Path, piece_bytes:
     pq.write_table(pa.table({"text": texts}), path, row_group_size=7)
     source = SourceFile("f", path)
 
-    pieces = cut_file(source, 0, piece_bytes=piece_bytes)
+    pieces = cut_file(source, 0, piece_bytes=piece_bytes, form=FORM)
 
     assert len(pieces) == {1: 8, 300: 3, 10**9: 1}[piece_bytes]
     found = []
@@ -164,6 +164,6 @@ def test_the_cut_is_the_same_for_the_same_file_and_covers_it(tmp_path: Path):
     path.write_bytes(json.dumps({"text": "x" * 90}).encode() + b"\n")
     path.write_bytes(path.read_bytes() * 100)
     size = path.stat().st_size
-    pieces = cut_file(SourceFile("f", path), 0, piece_bytes=1000)
+    pieces = cut_file(SourceFile("f", path), 0, piece_bytes=1000, form=FORM)
     assert [piece.start for piece in pieces] == list(range(0, size - 500, 1000))
     assert sum(piece.size_bytes for piece in pieces) == size

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from contracts.errors import InputError
 from preprocessing.reading.blocks import LineBlock, Position
-from preprocessing.reading.compression import detect_kind
 from preprocessing.reading.damage import DamagedStreamError
+from preprocessing.reading.kinds import detect_kind
 from preprocessing.reading.pieces import file_blocks
 from preprocessing.reading.records import RecordFormat, parse_block
 from preprocessing.reading.source_file import SourceFile
@@ -154,15 +154,16 @@ def test_junk_after_a_stream_is_damage_not_truncation(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("head", "name"), [(b"\xfd7zXZ\x00", "xz"), (b"BZh9", "bzip2"), (b"PK\x03\x04", "zip"), (b"ARROW1\0\0", "Arrow")]
+    ("head", "name"), [(b"PK\x03\x04", "zip"), (b"\x04\x22\x4d\x18", "lz4"), (b"FEA1", "Feather version 1")]
 )
 def test_types_that_are_not_read_are_named(tmp_path: Path, head: bytes, name: str):
     (tmp_path / "f").write_bytes(head + b"rest")
     with pytest.raises(InputError, match=f"say {name}, which is not read"):
-        detect_kind(SourceFile("f", tmp_path / "f"))
+        detect_kind(SourceFile("f", tmp_path / "f"), FORM)
 
 
-def test_an_empty_file_with_a_compressed_name_is_an_error(tmp_path: Path):
-    (tmp_path / "f.zst").write_bytes(b"")
-    with pytest.raises(InputError, match=r"holds no byte, so it is no zst file"):
-        detect_kind(SourceFile("f.zst", tmp_path / "f.zst"))
+@pytest.mark.parametrize("suffix", ["zst", "gz", "xz", "bz2", "parquet", "arrow", "tar", "tgz"])
+def test_an_empty_file_with_the_name_of_another_kind_is_an_error(tmp_path: Path, suffix: str):
+    (tmp_path / f"f.{suffix}").write_bytes(b"")
+    with pytest.raises(InputError, match=rf"holds no byte, so it is no {suffix} file"):
+        detect_kind(SourceFile(f"f.{suffix}", tmp_path / f"f.{suffix}"), FORM)
