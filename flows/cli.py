@@ -22,7 +22,10 @@ from flows.commands import chain, data, datasets, machine, models, study
 from flows.silence import SILENCE
 
 # Flags after which several words may stand, as in --source a.jsonl b.jsonl.
-SEVERAL = ("--source", "--dataset", "--weights", "--task", "--evaluation")
+SEVERAL = (
+    *("--source", "--dataset", "--weights", "--epochs", "--tokens", "--subset"),
+    *("--task", "--evaluation"),
+)
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # a damaged file must not drive the terminal
 

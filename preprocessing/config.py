@@ -157,6 +157,11 @@ class IngestConfig(Settings):
         description="Input on disk, in bytes, that one worker, machine or cluster task does by itself. Smaller parts "
         "spread better; larger ones give fewer shards, since each part has its own. Smaller inputs are one part.",
     )
+    engine: Literal["auto", "fastokens", "gigatoken", "tiktoken", "pieces", "tokenizers"] = execution(
+        "auto",
+        description="What runs the tokenizer; the ids are the same. auto: the fastest installed engine that passes an "
+        "audit against `tokenizers` in this run; small inputs do without. One that differs anywhere is not used.",
+    )
     workers: int | None = execution(
         None,
         ge=1,
@@ -223,7 +228,39 @@ class IndexConfig(Settings):
     )
     test_samples: int | None = Field(None, ge=0, description="Test samples. Empty: as valid_samples.")
     seed: int = Field(1234, ge=0, lt=2**32, description="Seed of the order of documents and samples.")
-    split: Split = Field("100,0,0", description="Weights of train, valid and test, by position in the dataset.")
+    split: Split = Field("100,0,0", description="Weights of train, valid and test; see split_by.")
+    split_by: Literal["position", "hash"] = added(
+        "position",
+        description="position: in the order of the dataset, as Megatron-LM; hash: of each document, which stays on its "
+        "side when data are appended.",
+    )
+    subsets: tuple[str, ...] = added(
+        (),
+        description="Take these subsets of the one dataset as if each were a dataset: weights, epochs and tokens go by "
+        "them.",
+    )
+    epochs: tuple[float, ...] | None = added(
+        None, description="How often training reads each dataset, in place of weights and samples; 0.5 is half of it."
+    )
+    tokens: tuple[int, ...] | None = added(
+        None, description="Tokens that training reads of each dataset, in place of weights and samples."
+    )
+
+    @property
+    def is_counted(self) -> bool:
+        """Each dataset is read for so many epochs or tokens."""
+        return self.epochs is not None or self.tokens is not None
+
+    @model_validator(mode="after")
+    def _counts_are_usable(self) -> "IndexConfig":
+        if sum(item is not None for item in (self.weights, self.epochs, self.tokens)) > 1:
+            raise ValueError("weights, epochs and tokens exclude each other: give one of them.")
+        numbers = self.epochs or self.tokens
+        if numbers is not None and (any(number < 0 for number in numbers) or sum(numbers) <= 0):
+            raise ValueError(f"epochs or tokens {list(numbers)} must be 0 or more, and not all 0.")
+        if numbers is not None and self.samples is not None:
+            raise ValueError("epochs and tokens say how many samples there are; leave `samples` out.")
+        return self
 
     @model_validator(mode="after")
     def _weights_are_usable(self) -> "IndexConfig":

@@ -155,10 +155,24 @@ def index(
     weights: Annotated[
         list[float] | None, typer.Option(help="Weight of each dataset in the blend.", metavar="W...")
     ] = None,
+    epochs: Annotated[
+        list[float] | None, typer.Option(help="How often each dataset is read, in place of weights.", metavar="E...")
+    ] = None,
+    tokens: Annotated[
+        list[int] | None, typer.Option(help="Tokens to read of each dataset, in place of weights.", metavar="N...")
+    ] = None,
+    subset: Annotated[
+        list[str] | None,
+        typer.Option(help="Blend these subsets of the one dataset, as if each were one.", metavar="NAME..."),
+    ] = None,
     seq_length: Annotated[int | None, typer.Option(help="Tokens the model sees in one sample.")] = None,
     samples: Annotated[int | None, typer.Option(help="Training samples.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the order.")] = None,
     split: Annotated[str | None, typer.Option(help="Weights of train, valid, test, as in 949,50,1.")] = None,
+    split_by: Annotated[
+        Literal["position", "hash"] | None,
+        typer.Option(help="position: as Megatron-LM; hash: stable when data are appended. Default: position."),
+    ] = None,
     config: ConfigOption = None,
     overrides: SetOption = None,
     store: StoreOption = None,
@@ -174,6 +188,17 @@ def index(
 
     where = store_at(store, output)
     inputs, paths = datasets_among(dataset, where)
-    flags = {"datasets": paths, "weights": weights, "seq_length": seq_length, "samples": samples, "seed": seed}
-    settings = settings_of(IndexConfig, "index", config, overrides, {**flags, "split": split})
+    flags = {
+        "datasets": paths,
+        "weights": weights,
+        "epochs": epochs,
+        "tokens": tokens,
+        "subsets": subset,
+        "seq_length": seq_length,
+        "samples": samples,
+        "seed": seed,
+        "split": split,
+        "split_by": split_by,
+    }
+    settings = settings_of(IndexConfig, "index", config, overrides, flags)
     run_one(INDEX, settings, where, inputs=inputs, as_json=as_json)

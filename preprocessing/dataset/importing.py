@@ -5,7 +5,6 @@ names the foreign file and the document's number in it; how many bytes of text a
 not known there (null).
 """
 
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,8 @@ from preprocessing.dataset.indexed_dataset import write_index
 from preprocessing.dataset.merge import copy_bytes
 from preprocessing.ingestion.document_table import DOCUMENTS, documents_schema
 from preprocessing.ingestion.shards import shard_name
-from preprocessing.tokenization.tokenizer import Tokenizer, load_tokenizer, tokenizer_files
+from preprocessing.tokenization.loading import load_tokenizer, tokenizer_files
+from preprocessing.tokenization.tokenizer import Tokenizer, keep_tokenizer
 
 CHUNK_TOKENS = 2**24
 CHUNK_DOCUMENTS = 2**16
@@ -71,8 +71,8 @@ def _take_over(settings: ImportConfig, inputs: Mapping[str, Artifact], workspace
         rows.finish()
     finally:
         rows.close()
-    if place is not None:
-        _copy_tokenizer(Path(place), workspace.path)
+    if tokenizer is not None:
+        keep_tokenizer(tokenizer, workspace.path)
     return _summary(found, tokenizer, eod_id, str(dtype), workspace)
 
 
@@ -145,13 +145,6 @@ def _numbers(
         "highest_id": highest,
         "documents_ending_in_eod": 0 if eod_id is None else int((last == eod_id).sum()),
     }
-
-
-def _copy_tokenizer(place: Path, folder: Path) -> None:
-    files = tokenizer_files(place)
-    (folder / "tokenizer").mkdir(exist_ok=True)
-    for source in filter(None, (files.tokenizer, files.config)):
-        shutil.copyfile(source, folder / "tokenizer" / source.name)
 
 
 def _summary(
@@ -259,8 +252,7 @@ def _raw_files(settings: ImportConfig) -> dict[str, Path]:
         parts = [part for part in (path, *beside) if part.is_file()]
         files |= {f"source{number:06d}/{part.name}": part for part in parts}
     if settings.tokenizer is not None:
-        found = tokenizer_files(settings.tokenizer)
-        files |= {f"tokenizer/{part.name}": part for part in filter(None, (found.tokenizer, found.config))}
+        files |= {f"tokenizer/{name}": part for name, part in tokenizer_files(settings.tokenizer).items()}
     return files
 
 

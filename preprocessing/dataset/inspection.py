@@ -12,7 +12,7 @@ from preprocessing.dataset.documents import choose_documents, show_documents
 from preprocessing.dataset.indexed_dataset import DTYPES, IndexedDataset
 from preprocessing.dataset.token_dataset import TokenDataset
 from preprocessing.ingestion.document_table import DOCUMENTS
-from preprocessing.tokenization.tokenizer import load_tokenizer
+from preprocessing.tokenization.loading import load_tokenizer, tokenizer_format
 
 CHUNK_TOKENS = 2**24
 SAMPLE_TOKENS = 32
@@ -94,6 +94,7 @@ def inspect_tokenizer(path: str | Path) -> dict[str, Any]:
     sample = "The quick brown fox, 1984: naïve café\n"
     ids = tokenizer.encode(sample)
     return {
+        "format": tokenizer_format(path),
         "model": (tokenizer.data.get("model") or {}).get("type", "BPE"),
         "vocab_size": tokenizer.vocab_size,
         "token_type": tokenizer.token_dtype.name,

@@ -18,7 +18,8 @@ from contracts.files import user_path
 from preprocessing.dataset.indexed_dataset import IndexedDataset, pair_prefix
 from preprocessing.ingestion.document_table import DOCUMENTS
 from preprocessing.reading.recorded import found_place
-from preprocessing.tokenization.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
+from preprocessing.tokenization.loading import load_tokenizer
+from preprocessing.tokenization.tokenizer import TOKENIZER_FILE, Tokenizer
 
 
 class TokenDataset:
@@ -130,6 +131,34 @@ class TokenDataset:
         """Return the tokens of a sequence, or a part of them, as a view of the file."""
         shard = int(np.searchsorted(self.shard_starts, number, side="right")) - 1
         return self.shards[shard].sequence(number - int(self.shard_starts[shard]), offset, length)
+
+    def gather(
+        self,
+        numbers: npt.NDArray[np.int64],
+        offsets: npt.NDArray[np.int64],
+        lengths: npt.NDArray[np.int64],
+        out: npt.NDArray[Any],
+    ) -> None:
+        """Copy stretches of sequences one after the other into `out`: (tokens,).
+
+        Args:
+            numbers, offsets, lengths: (stretches,) sequence, first token in it, tokens.
+
+        Raises:
+            ValueError: The stretches do not fill `out`.
+        """
+        ends = np.cumsum(lengths)
+        if (int(ends[-1]) if len(ends) else 0) != len(out):
+            raise ValueError(f"{len(out)} tokens were asked; the stretches hold {int(ends[-1]) if len(ends) else 0}")
+        if len(self.shards) == 1:
+            self.shards[0].gather(numbers, offsets, ends - lengths, ends, out)
+            return
+        shard_numbers = np.searchsorted(self.shard_starts, numbers, side="right") - 1
+        for shard in np.unique(shard_numbers).tolist():
+            chosen = np.flatnonzero(shard_numbers == shard)
+            inner = numbers[chosen] - int(self.shard_starts[shard])
+            stops = ends[chosen]
+            self.shards[shard].gather(inner, offsets[chosen], stops - lengths[chosen], stops, out)
 
     def place_in_document(self, number: int, offset: int) -> tuple[int, int]:
         """Return the document that holds token `offset` of a sequence, and the token's place in it."""

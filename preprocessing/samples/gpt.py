@@ -1,6 +1,6 @@
 """Reads samples through an index artifact, in batches, without copying more than the samples."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,9 +35,14 @@ class DocumentSpan:
 
 @dataclass(frozen=True)
 class _Part:
-    """The index of one dataset."""
+    """The index of one dataset, or of one subset of it.
 
-    dataset: TokenDataset
+    Args:
+        dataset: Its number in the index.
+    """
+
+    dataset: int
+    tokens: TokenDataset
     document_index: npt.NDArray[Any]
     sample_index: npt.NDArray[Any]
     shuffle_index: npt.NDArray[Any]
@@ -81,12 +86,16 @@ class GPTSamples:
 
     def _part(self, number: int, folder: Path) -> _Part:
         names = ("document_index", "sample_index", "shuffle_index")
-        return _Part(self.datasets[number], *(self._load(folder / f"{self.split}_{name}.npy") for name in names))
+        parts = self.description.get("parts")
+        dataset = parts[number]["dataset"] if parts else number
+        arrays = (self._load(folder / f"{self.split}_{name}.npy") for name in names)
+        return _Part(dataset, self.datasets[dataset], *arrays)
 
     @staticmethod
     def _load(path: Path) -> npt.NDArray[Any]:
         try:
-            array: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+            # A plain view: each slice of a memmap object costs a microsecond more.
+            array: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)
         except (OSError, ValueError) as error:
             raise InputError(f"{path}: cannot be read ({error}). Remove the index and build it again.") from error
         return array
@@ -100,37 +109,71 @@ class GPTSamples:
         Raises:
             IndexError: A number is not in [0, num_samples).
         """
-        result = np.empty((len(sample_ids), self.seq_length + 1), dtype=np.int64)
-        for row, number in enumerate(sample_ids):
-            at = 0
-            for part, unit, offset, length in self._pieces(int(number)):
-                result[row, at : at + length] = part.dataset.sequence(unit, offset, length)
-                at += length
+        ids = np.asarray(sample_ids, dtype=np.int64)
+        if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < self.num_samples):
+            wrong = int(ids[(ids < 0) | (ids >= self.num_samples)][0])
+            raise IndexError(f"sample {wrong} of {self.num_samples} in {self.path} ({self.split})")
+        if not self._is_blend:
+            return self._rows(self._parts[0], ids)
+        result = np.empty((len(ids), self.seq_length + 1), dtype=np.int64)
+        chosen, inner = self._dataset_index[ids], self._dataset_sample_index[ids]
+        for number in np.unique(chosen).tolist():
+            rows = np.flatnonzero(chosen == number)
+            result[rows] = self._rows(self._parts[number], inner[rows])
+        return result
+
+    __getitems__ = tokens
+    """What a torch DataLoader asks for a batch; iterating over the answer gives one row for each sample."""
+
+    def __getitem__(self, sample: int) -> npt.NDArray[np.int64]:
+        """Return the tokens of one sample: (seq_length + 1,), int64."""
+        row: npt.NDArray[np.int64] = self.tokens([sample])[0]
+        return row
+
+    def _rows(self, part: _Part, numbers: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        """Return the tokens of samples of one part; neighbours in the result are copied piece by piece, in order."""
+        pieces = _pieces(part, numbers)
+        result = np.empty((len(numbers), self.seq_length + 1), dtype=np.int64)
+        part.tokens.gather(pieces.units, pieces.begins, pieces.lengths, result.reshape(-1))
         return result
 
     def documents_of(self, sample: int) -> list[DocumentSpan]:
         """Say which parts of which documents a sample holds, in order; together seq_length + 1 tokens."""
-        number = int(self._dataset_index[sample]) if self._is_blend else 0
-        return [
-            DocumentSpan(number, *part.dataset.place_in_document(unit, offset), length)
-            for part, unit, offset, length in self._pieces(sample)
-        ]
-
-    def _pieces(self, sample: int) -> Iterator[tuple[_Part, int, int, int]]:
-        """Yield the non-empty parts of a sample: dataset, sequence, first token, tokens."""
         if not 0 <= sample < self.num_samples:
             raise IndexError(f"sample {sample} of {self.num_samples} in {self.path} ({self.split})")
         part = self._parts[int(self._dataset_index[sample])] if self._is_blend else self._parts[0]
         inner = int(self._dataset_sample_index[sample]) if self._is_blend else sample
-        row = int(part.shuffle_index[inner])
-        first, start = map(int, part.sample_index[row])
-        last, stop = map(int, part.sample_index[row + 1])
-        for position in range(first, last + 1):
-            unit = int(part.document_index[position])
-            begin = start if position == first else 0
-            end = stop + 1 if position == last else int(part.dataset.lengths[unit])
-            if end > begin:
-                yield part, unit, begin, end - begin
+        found = _pieces(part, np.array([inner], dtype=np.int64))
+        rows = zip(found.units.tolist(), found.begins.tolist(), found.lengths.tolist(), strict=True)
+        return [
+            DocumentSpan(part.dataset, *part.tokens.place_in_document(unit, begin), length)
+            for unit, begin, length in rows
+            if length
+        ]
+
+
+@dataclass(frozen=True)
+class _Pieces:
+    """Stretches of sequences that make up samples, in order: (pieces,) sequence, first token, tokens."""
+
+    units: npt.NDArray[np.int64]
+    begins: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]
+
+
+def _pieces(part: _Part, numbers: npt.NDArray[Any]) -> _Pieces:
+    rows = part.shuffle_index[numbers].astype(np.int64)
+    starts, stops = part.sample_index[rows].astype(np.int64), part.sample_index[rows + 1].astype(np.int64)
+    counts = stops[:, 0] - starts[:, 0] + 1
+    lasts = np.cumsum(counts)
+    firsts = lasts - counts
+    positions = np.arange(int(counts.sum())) + np.repeat(starts[:, 0] - firsts, counts)
+    units = part.document_index[positions].astype(np.int64)
+    begins = np.zeros(len(units), dtype=np.int64)
+    begins[firsts] = starts[:, 1]
+    ends = part.tokens.lengths[units].astype(np.int64)
+    ends[lasts - 1] = stops[:, 1] + 1
+    return _Pieces(units, begins, np.maximum(ends - begins, 0))
 
 
 def read_description(path: Path) -> dict[str, Any]:

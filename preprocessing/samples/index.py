@@ -27,8 +27,9 @@ from preprocessing.config import IndexConfig
 from preprocessing.dataset.token_dataset import TokenDataset, artifact_content, pair_files
 from preprocessing.reading.recorded import recorded_path
 from preprocessing.samples.kernels import blend, blend_exhaustively
-from preprocessing.samples.sample_index import SampleIndex, build_sample_index
-from preprocessing.samples.splits import SPLITS, parse_split, split_range
+from preprocessing.samples.parts import Part, find_parts
+from preprocessing.samples.sample_index import plan_units, save_array, save_sample_index
+from preprocessing.samples.splits import SPLITS, parse_split
 
 INDEX_FILE = "index.json"
 INDEX_FORMAT = 1
@@ -36,6 +37,9 @@ INDEX_FORMAT = 1
 # Each dataset of a weighted blend is built for this much more than its share, so that rounding
 # never asks for a sample that it lacks (Megatron-LM: mid_level_dataset_surplus).
 SURPLUS = 0.005
+
+
+_Asked = int | Callable[[int], int] | None
 
 
 @dataclass(frozen=True)
@@ -71,17 +75,19 @@ def build_index(
     Args:
         note: Told of what a user should know, such as repeated data or an empty split.
     """
-    weights = settings.weights
-    if weights is not None and len(weights) != len(datasets):
-        raise ConfigError(f"index.weights has {len(weights)} weights for {len(datasets)} datasets. Give one for each.")
+    parts = find_parts(datasets, settings.subsets)
+    for name in ("weights", "epochs", "tokens"):
+        numbers = getattr(settings, name)
+        if numbers is not None and len(numbers) != len(parts):
+            what = "subsets" if settings.subsets else "datasets"
+            raise ConfigError(f"index.{name} has {len(numbers)} {name} for {len(parts)} {what}. Give one for each.")
     warnings: list[str] = []
     splits: dict[str, Any] = {}
-    for split in _splits(settings, datasets):
-        if len(datasets) == 1:
-            built = _build_part(split, datasets[0], settings, split.num_samples, warnings)
-            splits[split.name] = _save(built, folder, split.name)
+    for split in _splits(settings, len(parts)):
+        if len(parts) == 1 and not settings.is_counted:
+            splits[split.name] = _build_part(split, parts[0], settings, split.num_samples, folder, warnings)
         else:
-            splits[split.name] = _build_blend(split, datasets, settings, folder, warnings)
+            splits[split.name] = _build_blend(split, parts, settings, folder, warnings)
     if not splits:
         raise ConfigError(f"index.split {settings.split!r} gives no split any document, so there is nothing to index.")
     for text in warnings:
@@ -91,8 +97,9 @@ def build_index(
         "seq_length": settings.seq_length,
         "seed": settings.seed,
         "split": settings.split,
-        "weights": None if weights is None else list(weights),
+        "weights": None if settings.weights is None else list(settings.weights),
         "datasets": [dataset.identity for dataset in datasets],
+        **({"parts": [{"dataset": part.dataset, "subset": part.subset} for part in parts]} if settings.subsets else {}),
         "splits": splits,
     }
     write_atomically(folder / INDEX_FILE, json.dumps(description, indent=1) + "\n", is_durable=False)
@@ -104,11 +111,11 @@ def build_index(
     }
 
 
-def _splits(settings: IndexConfig, datasets: Sequence[TokenDataset]) -> list[_Split]:
+def _splits(settings: IndexConfig, num_parts: int) -> list[_Split]:
     """List the splits to build; those of no width, or of which 0 samples are asked, are left out."""
     shares = parse_split(settings.split)
     asked = (settings.samples, settings.valid_samples, settings.test_samples)
-    is_weighted = settings.weights is not None and len(datasets) > 1
+    is_weighted = settings.weights is not None and num_parts > 1
     found = []
     for name, bounds, num_samples in zip(SPLITS, shares, asked, strict=True):
         if bounds is None and num_samples and name != "train":
@@ -137,31 +144,33 @@ def _share_of_samples(
 
 
 def _build_part(
-    split: _Split, dataset: TokenDataset, settings: IndexConfig, num_samples: int | None, warnings: list[str]
-) -> SampleIndex:
-    """Build one split of one dataset; refuse or warn where it holds no document or no sample."""
-    units = split_range(split.bounds, dataset.num_sequences)
-    tokens = int(dataset.lengths[units.start : units.stop].sum(dtype=np.int64))
-    where = f"{split.name} of {dataset.path}"
+    split: _Split, part: Part, settings: IndexConfig, asked: _Asked, folder: Path, warnings: list[str]
+) -> dict[str, Any]:
+    """Build one split of one part; refuse or warn where it holds no document or no sample.
+
+    Args:
+        asked: Samples to build, or a function that tells them by the samples of one epoch; None for one epoch.
+    """
+    lengths = part.tokens.lengths
+    units = part.units(split.bounds, by=settings.split_by, seed=settings.seed)
+    plan = plan_units(lengths, units, settings.seq_length, None)
+    num_samples = asked(plan.samples_per_epoch) if callable(asked) else asked
+    where = f"{split.name} of {part.name}"
     has_asked = split.name == "train" or bool(num_samples)
-    if tokens == 0:
-        text = (
-            f"{where} holds no token: the split {settings.split!r} gives it documents {units.start} up to {units.stop} "
-            f"of {dataset.num_sequences}"
-        )
+    if plan.tokens_per_epoch == 0:
+        which = f"documents {units.start} up to {units.stop}" if isinstance(units, range) else f"{len(units)} documents"
+        text = f"{where} holds no token: the split {settings.split!r} gives it {which} of {part.tokens.num_sequences}"
         if has_asked:
             raise InputError(f"{text}. Give it a larger weight in index.split, or use more data.")
         warnings.append(text)
         num_samples = None
-    built = build_sample_index(
-        dataset.lengths, units, seq_length=settings.seq_length, num_samples=num_samples, seed=settings.seed
-    )
-    plan = built.plan
+    if num_samples is not None:
+        plan = plan_units(lengths, units, settings.seq_length, num_samples)
     numbers = (
         f"{where}: {plan.tokens_per_epoch} tokens give {plan.samples_per_epoch} samples of {settings.seq_length} "
         "tokens (and one label) an epoch"
     )
-    if plan.num_samples == 0 and tokens:
+    if plan.num_samples == 0 and plan.tokens_per_epoch:
         if has_asked:
             raise InputError(
                 f"{numbers}. Use more data, a shorter index.seq_length, or set the number of samples to repeat it."
@@ -169,77 +178,76 @@ def _build_part(
         warnings.append(numbers)
     elif plan.num_epochs > 1:
         warnings.append(f"{numbers}; {plan.num_epochs} epochs give the {num_samples} asked for, so data repeat")
-    return built
-
-
-def _save(built: SampleIndex, folder: Path, prefix: str) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
-    for name in ("document_index", "sample_index", "shuffle_index"):
-        _save_array(folder / f"{prefix}_{name}.npy", getattr(built, name))
-    plan = built.plan
+    save_sample_index(lengths, units, plan, seed=settings.seed, folder=folder, prefix=split.name)
     return {
         "samples": plan.num_samples,
         "epochs": plan.num_epochs,
         "tokens_per_epoch": plan.tokens_per_epoch,
         "samples_per_epoch": plan.samples_per_epoch,
         "separate_final_epoch": plan.has_separate_final_epoch,
+        **({"asked": num_samples} if callable(asked) else {}),
     }
 
 
-def _save_array(path: Path, array: Any) -> None:
-    temporary = path.with_name(f"{path.name}.tmp")
-    with temporary.open("wb") as file:
-        np.save(file, array)
-    temporary.replace(path)
-
-
 def _build_blend(
-    split: _Split, datasets: Sequence[TokenDataset], settings: IndexConfig, folder: Path, warnings: list[str]
+    split: _Split, parts: Sequence[Part], settings: IndexConfig, folder: Path, warnings: list[str]
 ) -> dict[str, Any]:
-    """Build one split of a blend: each dataset by itself, then which of them gives each sample."""
-    used, weights, wanted = _shares(split, datasets, settings)
-    parts: dict[str, Any] = {}
-    for number, num_samples in zip(used, wanted, strict=True):
-        asked = None if num_samples is None else math.ceil(num_samples * (1 + SURPLUS))
-        built = _build_part(split, datasets[number], settings, asked, warnings)
-        parts[f"dataset{number}"] = _save(built, folder / f"dataset{number}", split.name)
-    sizes = np.array([part["samples"] for part in parts.values()], dtype=np.int64)
-    if weights is None:
-        weights = sizes / max(1, sizes.sum())
-        if split.num_samples is None:
-            chosen, sample = blend_exhaustively(sizes)
-        else:
-            chosen, sample = blend(weights, min(split.num_samples, int(sizes.sum())))
+    """Build one split of a blend: each part by itself, then which of them gives each sample."""
+    used, weights, wanted = _shares(split, parts, settings)
+    built: dict[str, Any] = {}
+    for number, asked in zip(used, wanted, strict=True):
+        more = math.ceil(asked * (1 + SURPLUS)) if isinstance(asked, int) else asked
+        where = folder / f"dataset{number}"
+        built[f"dataset{number}"] = _build_part(split, parts[number], settings, more, where, warnings)
+    sizes = np.array([numbers["samples"] for numbers in built.values()], dtype=np.int64)
+    if weights is not None:
+        chosen, sample = blend(weights, sum(count for count in wanted if isinstance(count, int)))
+    elif settings.is_counted and split.name == "train":
+        chosen, sample = blend_exhaustively(np.array([numbers["asked"] for numbers in built.values()], dtype=np.int64))
+    elif split.num_samples is None:
+        chosen, sample = blend_exhaustively(sizes)
     else:
-        chosen, sample = blend(weights, sum(count for count in wanted if count is not None))
+        chosen, sample = blend(sizes / max(1, sizes.sum()), min(split.num_samples, int(sizes.sum())))
     drawn = np.bincount(chosen, minlength=len(used))
     for position, (count, size) in enumerate(zip(drawn.tolist(), sizes.tolist(), strict=True)):
         if count > size:
             raise InputError(
-                f"the blend draws {count} {split.name} samples of {datasets[used[position]].path}, which has {size}. "
+                f"the blend draws {count} {split.name} samples of {parts[used[position]].name}, which has {size}. "
                 "Raise its weight, or ask for more samples."
             )
-        parts[f"dataset{used[position]}"]["drawn"] = count
-    _save_array(folder / f"{split.name}_dataset_index.npy", np.array(used, dtype=np.int16)[chosen])
-    _save_array(folder / f"{split.name}_dataset_sample_index.npy", sample)
-    return {"samples": len(chosen), "datasets": parts}
+        built[f"dataset{used[position]}"]["drawn"] = count
+    numbers = np.array(used, dtype=np.int16)[chosen]
+    save_array(folder / f"{split.name}_dataset_index.npy", [numbers], numbers.shape)
+    save_array(folder / f"{split.name}_dataset_sample_index.npy", [sample], sample.shape)
+    return {"samples": len(chosen), "datasets": built}
 
 
-def _shares(
-    split: _Split, datasets: Sequence[TokenDataset], settings: IndexConfig
-) -> tuple[list[int], Any, list[int | None]]:
-    """Return the datasets that are drawn from, their weights (sum 1), and the samples asked of each.
+def _shares(split: _Split, parts: Sequence[Part], settings: IndexConfig) -> tuple[list[int], Any, Sequence[_Asked]]:
+    """Return the parts that are drawn from, their weights (sum 1) if they have any, and the samples asked of each.
 
-    A dataset of weight 0 is left out: it would win ties in the choice of the next dataset.
+    A part of weight 0 is left out: it would win ties in the choice of the next part.
     """
+    numbers = settings.weights or settings.epochs or settings.tokens or (1.0,) * len(parts)
+    used = [number for number, weight in enumerate(numbers) if weight > 0]
     if settings.weights is None:
-        return list(range(len(datasets))), None, [None] * len(datasets)
-    used = [number for number, weight in enumerate(settings.weights) if weight > 0]
+        return used, None, [_asked_of(number, split, settings) for number in used]
     total = sum(settings.weights[number] for number in used)
     weights = [settings.weights[number] / total for number in used]
-    wanted: list[int | None] = [math.ceil((split.num_samples or 0) * weight) for weight in weights]
+    wanted = [math.ceil((split.num_samples or 0) * weight) for weight in weights]
     normalised = np.array(weights, dtype=np.float64)
     return used, normalised / np.sum(normalised), wanted
+
+
+def _asked_of(number: int, split: _Split, settings: IndexConfig) -> _Asked:
+    """Training samples of a part that is counted in epochs or tokens; the other splits are read once."""
+    if split.name != "train" or not settings.is_counted:
+        return None
+    if settings.epochs is not None:
+        epochs = settings.epochs[number]
+        return lambda samples_per_epoch: max(1, round(epochs * samples_per_epoch))
+    tokens = (settings.tokens or ())[number]
+    return lambda samples_per_epoch: max(1, tokens // settings.seq_length)
 
 
 def _dataset_paths(settings: IndexConfig, inputs: Mapping[str, Artifact]) -> list[Path]:
