@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from contracts.errors import ConfigError, InputError
-from preprocessing.tokenization.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
+from preprocessing.tokenization.loading import load_tokenizer
+from preprocessing.tokenization.tokenizer import TOKENIZER_FILE, Tokenizer
 from training.step_folders import find_latest, list_checkpoints, native_problem, resolve_step_folder
 from training.tokenizer_folder import tokenizer_folder
 

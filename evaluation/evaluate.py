@@ -23,7 +23,8 @@ from evaluation.rows import Ints
 from evaluation.scoring import score_rows
 from evaluation.windows import document_rows
 from preprocessing.dataset.token_dataset import TokenDataset, artifact_content, pair_files
-from preprocessing.tokenization.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
+from preprocessing.tokenization.loading import load_tokenizer
+from preprocessing.tokenization.tokenizer import TOKENIZER_FILE, Tokenizer
 from training.step_folders import read_info
 
 RESULTS, DOCUMENTS = "results.json", "documents.parquet"

@@ -29,10 +29,12 @@ def kind_of_path(path: Path) -> str:
 
         if format_of(path) is not None:
             return "checkpoint"
-        if (path / "tokenizer.json").is_file():
-            return "tokenizer"
+    from preprocessing.tokenization.loading import has_tokenizer
+
+    if has_tokenizer(path):
+        return "tokenizer"
     raise ConfigError(
-        f"{path} holds nothing that Shardline knows: no artifact, no .bin/.idx, no tokenizer.json, no checkpoint."
+        f"{path} holds nothing that Shardline knows: no artifact, no .bin/.idx, no tokenizer, no checkpoint."
     )
 
 
@@ -111,7 +113,7 @@ def _verify_kind(kind: str, path: Path) -> tuple[list[str], list[str]]:
 
         return ["tensors: names, shapes, files"], verify_checkpoint(path)
     if kind == "tokenizer":
-        from preprocessing.tokenization.tokenizer import load_tokenizer
+        from preprocessing.tokenization.loading import load_tokenizer
 
         load_tokenizer(path)
         return ["the tokenizer loads"], []

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from preprocessing.ingestion.encoding import make_encoder
+from preprocessing.ingestion.encoder import make_encoder
 from preprocessing.ingestion.parts import IngestJob, PartProgress, ingest_part
 from preprocessing.ingestion.workers import ONE_THREAD, InProcess, Pool, Processes
 

@@ -9,13 +9,14 @@ if bad records were set aside.
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from contracts.artifact import Artifact
 from contracts.errors import ConfigError, RecordError
 from contracts.files import user_path
+from contracts.progress import Progress
 from contracts.stage import Stage
 from contracts.store import Workspace
 from preprocessing.config import IngestConfig
@@ -28,13 +29,22 @@ from preprocessing.ingestion.accounting import (
 )
 from preprocessing.ingestion.assembly import assemble, finished_parts
 from preprocessing.ingestion.encoding import EncodingPlan
+from preprocessing.ingestion.engine_choice import (
+    bar_engine,
+    chosen_engine,
+    drop_barred_parts,
+    engine_provenance,
+    spread_texts,
+)
 from preprocessing.ingestion.executors import run_here
 from preprocessing.ingestion.overview import Overview
 from preprocessing.ingestion.parts import UNFINISHED, IngestJob, kept_plan
 from preprocessing.reading.damage import DamagedStreamError
 from preprocessing.reading.records import RecordFormat
 from preprocessing.reading.sources import SourceSettings, raw_source_files, raw_source_identities, source_files
-from preprocessing.tokenization.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer, tokenizer_files
+from preprocessing.tokenization.audit import EngineRejectedError
+from preprocessing.tokenization.loading import load_tokenizer, tokenizer_files
+from preprocessing.tokenization.tokenizer import Tokenizer, keep_tokenizer
 
 IN_PROCESS_BYTES = 2**20
 REFUSALS = (ConfigError, RecordError, DamagedStreamError, EmptyDatasetError, TooManyRejectsError)
@@ -47,7 +57,6 @@ class Prepared:
 
     job: IngestJob
     tokenizer: Tokenizer
-    tokenizer_path: Path
 
 
 def ingest(settings: IngestConfig, inputs: Mapping[str, Artifact], workspace: Workspace) -> dict[str, Any]:
@@ -64,20 +73,35 @@ def ingest(settings: IngestConfig, inputs: Mapping[str, Artifact], workspace: Wo
         shutil.rmtree(workspace.path / UNFINISHED, ignore_errors=True)
         return summary
     try:
-        prepared = prepare(settings, inputs, workspace.path)
-        job = prepared.job
-        numbers = job.unfinished_parts()
-        overview = Overview(job, range(len(job.parts)), settings, workspace.progress)
-        overview.tell_resumed()
-        overview.follow(run_parts(job, numbers, settings, overview))
+        prepared = _do_all_parts(settings, inputs, workspace)
         return _finish(settings, prepared, workspace)
     except REFUSALS:
         workspace.discard()
         raise
 
 
-def prepare(settings: IngestConfig, inputs: Mapping[str, Artifact], folder: Path) -> Prepared:
+def _do_all_parts(settings: IngestConfig, inputs: Mapping[str, Artifact], workspace: Workspace) -> Prepared:
+    """Do what is left to do, again where an engine is found wrong, until every part stands by a good engine."""
+    while True:
+        prepared = prepare(settings, inputs, workspace.path, progress=workspace.progress)
+        job = prepared.job
+        drop_barred_parts(job)
+        overview = Overview(job, range(len(job.parts)), settings, workspace.progress)
+        overview.tell_resumed()
+        try:
+            overview.follow(run_parts(job, job.unfinished_parts(), settings, overview))
+        except EngineRejectedError as error:
+            bar_engine(job.folder, error, workspace.progress)
+            continue
+        drop_barred_parts(job)  # another machine may have found an engine wrong
+        if not job.unfinished_parts():
+            return prepared
+
+
+def prepare(settings: IngestConfig, inputs: Mapping[str, Artifact], folder: Path, *, progress: Progress) -> Prepared:
     """Load the tokenizer, list the files and divide them into parts, or take the parts of a build that was begun.
+
+    The engine is chosen here, by an audit on texts spread over the corpus.
 
     Raises:
         ConfigError: Sources or tokenizer are missing, or the tokenizer lacks a token asked for.
@@ -86,7 +110,7 @@ def prepare(settings: IngestConfig, inputs: Mapping[str, Artifact], folder: Path
     tokenizer_path = _tokenizer_path(settings, inputs)
     tokenizer = load_tokenizer(tokenizer_path)
     encoding = EncodingPlan(
-        tokenizer=str(tokenizer_path.absolute()),
+        tokenizer=str(keep_tokenizer(tokenizer, folder.absolute())),
         form=RecordFormat(
             settings.text_key,
             settings.subset_key,
@@ -109,7 +133,17 @@ def prepare(settings: IngestConfig, inputs: Mapping[str, Artifact], folder: Path
         shard_tokens=settings.shard_tokens,
         stops_at_rejects=settings.on_error == "stop",
     )
-    return Prepared(job, tokenizer, tokenizer_path)
+    if numbers := job.unfinished_parts():
+        engine = chosen_engine(
+            settings.engine,
+            tokenizer,
+            spread_texts(job.files, job.parts, encoding.form),
+            size_bytes=sum(job.parts[number].size_bytes for number in numbers),
+            folder=job.folder,
+            progress=progress,
+        )
+        job = replace(job, encoding=replace(encoding, engine=engine))
+    return Prepared(job, tokenizer)
 
 
 def run_parts(
@@ -142,10 +176,10 @@ def _finish(settings: IngestConfig, prepared: Prepared, workspace: Workspace) ->
     parts = finished_parts(job)
     check_lines(settings, parts.tally, job.files)
     workspace.known_digests.update(assemble(job, parts))
-    _copy_tokenizer(prepared.tokenizer_path, job.folder)
     tell_findings(workspace.progress, parts.tally, job.files)
     summary = summarize(settings, prepared.tokenizer, job.encoding, parts.tally, job.files, workspace.store)
     summary["shards"] = parts.num_shards
+    summary["engines"] = engine_provenance(job.folder, parts.states)
     # From here on a killed run is published by the next one without the states of the parts.
     workspace.keep_result(summary)
     shutil.rmtree(job.folder / UNFINISHED)
@@ -164,14 +198,6 @@ def _tokenizer_path(settings: IngestConfig, inputs: Mapping[str, Artifact]) -> P
     return user_path(settings.tokenizer)
 
 
-def _copy_tokenizer(path: Path, folder: Path) -> None:
-    files = tokenizer_files(path)
-    (folder / "tokenizer").mkdir(exist_ok=True)
-    for source in filter(None, (files.tokenizer, files.config)):
-        target = folder / "tokenizer" / (TOKENIZER_FILE if source == files.tokenizer else source.name)
-        shutil.copyfile(source, target)
-
-
 def _source_settings(settings: IngestConfig) -> SourceSettings:
     return SourceSettings(
         part=settings.corpus_part,
@@ -188,10 +214,7 @@ def _raw(settings: IngestConfig) -> dict[str, str]:
 def _raw_files(settings: IngestConfig) -> dict[str, Path]:
     files = raw_source_files(settings.sources, _source_settings(settings))
     if settings.tokenizer is not None:
-        found = tokenizer_files(settings.tokenizer)
-        files["tokenizer/tokenizer.json"] = found.tokenizer
-        if found.config is not None:
-            files["tokenizer/tokenizer_config.json"] = found.config
+        files |= {f"tokenizer/{name}": path for name, path in tokenizer_files(settings.tokenizer).items()}
     return files
 
 

@@ -45,6 +45,7 @@ class PartState:
         position: Where the next shard begins.
         rejects_bytes: Length of the part's list of rejects.
         is_done: All pieces were read.
+        engines: What ran the tokenizer for its finished shards.
     """
 
     shards: int = 0
@@ -54,6 +55,7 @@ class PartState:
     rejects_bytes: int = 0
     tally: Tally = field(default_factory=Tally)
     is_done: bool = False
+    engines: list[str] = field(default_factory=list)
 
 
 def read_state(folder: Path) -> PartState:
@@ -73,6 +75,7 @@ def read_state(folder: Path) -> PartState:
             rejects_bytes=int(data["rejects_bytes"]),
             tally=Tally.from_dict(data["tally"]),
             is_done=bool(data["is_done"]),
+            engines=list(data.get("engines", ())),
         )
     except FileNotFoundError:
         return PartState()
@@ -158,6 +161,8 @@ class ShardWriter:
     def _write_documents(
         self, pair: PairWriter, rows: DocumentRows, block: EncodedBlock, documents: slice, ids: Any
     ) -> None:
+        if block.engine not in self.state.engines:
+            self.state.engines.append(block.engine)
         tokens = np.ascontiguousarray(ids, dtype=self._dtype)
         rows.append(self.state.documents + pair.num_documents, block, documents)
         pair.append(tokens, block.lengths[documents])

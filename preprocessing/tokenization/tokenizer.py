@@ -1,12 +1,12 @@
-"""Tokenizers: `tokenizer.json` of the Hugging Face `tokenizers` library, read so that text is text.
+"""The one tokenizer: a definition of the Hugging Face `tokenizers` library, used so that text is text.
 
 Special tokens that stand in a text as characters are not parsed, no post-processor adds BOS or EOS,
 and truncation, padding and BPE dropout that the file may ask for are switched off.
 """
 
+import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from contracts.errors import ConfigError
-from contracts.files import user_path
+from contracts.files import write_atomically
 from contracts.json_text import parse_json
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -25,14 +25,6 @@ USUAL_BOS_TOKENS = ("<|begin_of_text|>", "<s>", "<bos>", "[CLS]")
 
 # Megatron-LM's DType.optimal_dtype: below this many ids, tokens are uint16, else int32.
 UINT16_VOCAB_LIMIT = 65500
-
-
-@dataclass(frozen=True)
-class TokenizerFiles:
-    """The files of a tokenizer; `config` (tokenizer_config.json) may be absent."""
-
-    tokenizer: Path
-    config: Path | None
 
 
 class Tokenizer:
@@ -179,42 +171,14 @@ def token_dtype(vocab_size: int) -> np.dtype[Any]:
     return np.dtype("<u2" if vocab_size < UINT16_VOCAB_LIMIT else "<i4")
 
 
-def tokenizer_files(path: str | Path) -> TokenizerFiles:
-    """Find the files of a tokenizer: a `tokenizer.json`, or a folder (also an artifact) that holds one.
-
-    Raises:
-        ConfigError: There is no tokenizer at `path`.
-    """
-    path = user_path(path)
-    file = path / TOKENIZER_FILE if path.is_dir() else path
-    if not file.is_file():
-        raise ConfigError(
-            f"{path}: there is no tokenizer here. Give a {TOKENIZER_FILE}, a folder that holds one, or a tokenizer "
-            "artifact; `shardline tokenizer` trains one."
-        )
-    config = file.parent / CONFIG_FILE
-    return TokenizerFiles(file, config if config.is_file() else None)
-
-
-def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Read a tokenizer from its `tokenizer.json`, the folder around it, or a tokenizer or dataset artifact.
-
-    Raises:
-        ConfigError: There is none, or it cannot be read.
-    """
-    path = user_path(path)
-    if not (path / TOKENIZER_FILE).is_file() and (path / "tokenizer" / TOKENIZER_FILE).is_file():
-        path = path / "tokenizer"  # a dataset keeps a copy of its tokenizer
-    files = tokenizer_files(path)
-    reading = files.tokenizer
-    try:
-        definition = reading.read_text(encoding="utf-8")
-        parse_json(definition)
-        reading = files.config or reading
-        config = parse_json(reading.read_text(encoding="utf-8")) if files.config else {}
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{reading}: the tokenizer cannot be read ({error}).") from error
-    return Tokenizer(definition, config if isinstance(config, dict) else {}, str(path))
+def keep_tokenizer(tokenizer: Tokenizer, folder: Path) -> Path:
+    """Write a tokenizer's `tokenizer.json` and `tokenizer_config.json` to `folder`/tokenizer; return that folder."""
+    target = folder / "tokenizer"
+    target.mkdir(exist_ok=True)
+    write_atomically(target / TOKENIZER_FILE, tokenizer.definition)
+    if tokenizer.config:
+        write_atomically(target / CONFIG_FILE, json.dumps(tokenizer.config, indent=1, ensure_ascii=False) + "\n")
+    return target
 
 
 def flat_ids(ids: Sequence[Sequence[int]]) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:

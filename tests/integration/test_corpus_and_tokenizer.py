@@ -14,7 +14,7 @@ from preprocessing.corpus.gather import CORPUS
 from preprocessing.reading.pieces import read_records
 from preprocessing.reading.records import RecordFormat
 from preprocessing.reading.sources import corpus_files
-from preprocessing.tokenization.tokenizer import load_tokenizer
+from preprocessing.tokenization.loading import load_tokenizer
 from preprocessing.tokenization.training import TOKENIZER
 
 

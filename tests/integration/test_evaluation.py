@@ -24,7 +24,7 @@ from preprocessing.config import IngestConfig
 from preprocessing.dataset.indexed_dataset import PairWriter
 from preprocessing.dataset.token_dataset import TokenDataset
 from preprocessing.stages import INGEST
-from preprocessing.tokenization.tokenizer import load_tokenizer
+from preprocessing.tokenization.loading import load_tokenizer
 
 CASES = Path(__file__).parents[1] / "cases"
 BYTES = CASES / "_tokenizers" / "byte257"

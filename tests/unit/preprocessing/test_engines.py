@@ -10,10 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ingest_cases import CASES
 
-from preprocessing.tokenization.engines import _CL100K, PieceEngine, choose_engine, safe_pattern
+from preprocessing.tokenization.engines import choose_engine
+from preprocessing.tokenization.patterns import CL100K_PATTERN, QWEN2_PATTERN
+from preprocessing.tokenization.pieces import PieceEngine, safe_pattern
 from preprocessing.tokenization.tokenizer import Tokenizer
 
-PATTERNS = {"gpt2": None, "llama3": _CL100K % "{1,3}", "qwen2": _CL100K % ""}
+PATTERNS = {"gpt2": None, "llama3": CL100K_PATTERN, "qwen2": QWEN2_PATTERN}
 HARD = [
     " ",
     "  ",

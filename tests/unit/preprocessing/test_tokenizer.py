@@ -8,7 +8,8 @@ import pytest
 from ingest_cases import CASES
 
 from contracts.errors import ConfigError
-from preprocessing.tokenization.tokenizer import load_tokenizer, token_dtype
+from preprocessing.tokenization.loading import load_tokenizer
+from preprocessing.tokenization.tokenizer import token_dtype
 
 TOKENIZERS = CASES / "_tokenizers"
 
