@@ -101,3 +101,152 @@ def starts(lengths: Any, document_index: Any, seq_length: int, extra: int, state
             row += 1
             sample += 1
     state[0], state[1], state[2] = sample, position, before
+
+
+@njit(cache=True)
+def _has_long(sizes: Any, first: Any, stop: Any, limit: Any) -> Any:
+    longest = 0
+    for sentence in range(first, stop):
+        longest = max(longest, sizes[sentence])
+    return longest > limit
+
+
+@njit(cache=True)
+def _target(draw: Any, short_ratio: Any, max_seq_length: Any) -> Any:
+    if draw % short_ratio == 0:
+        return 2 + draw % (max_seq_length - 1)
+    return max_seq_length
+
+
+@njit(cache=True)
+def _refill_64(state: Any) -> None:
+    upper, lower = np.uint64(0xFFFFFFFF80000000), np.uint64(0x7FFFFFFF)
+    for n in range(312):
+        x = (state[n] & upper) | (state[(n + 1) % 312] & lower)
+        mixed = state[(n + 156) % 312] ^ (x >> np.uint64(1))
+        state[n] = mixed ^ np.uint64(0xB5026F5AA96619E9) if x & np.uint64(1) else mixed
+
+
+@njit(cache=True)
+def sentence_rows(
+    firsts: Any,
+    stops: Any,
+    sizes: Any,
+    num_epochs: Any,
+    max_rows: Any,
+    max_seq_length: Any,
+    short_ratio: Any,
+    key: Any,
+    min_sentences: Any,
+    long_sentence: Any,
+    rows: Any,
+) -> Any:
+    """Fill the rows of `sentences.sentence_mapping`; count them where `rows` is empty."""
+    words = np.empty(624, dtype=np.uint32)
+    _temper(key, words)
+    position = 624
+    count = 0
+    for _ in range(num_epochs):
+        if count >= max_rows:
+            break
+        for document in range(len(firsts)):
+            first, stop = firsts[document], stops[document]
+            left = stop - first
+            if left < min_sentences or (left > 1 and _has_long(sizes, first, stop, long_sentence)):
+                continue
+            target = max_seq_length
+            if short_ratio:
+                if position == 624:
+                    _refill(key, words)
+                    position = 0
+                target = _target(words[position], short_ratio, max_seq_length)
+                position += 1
+            start, length, taken = first, 0, 0
+            for sentence in range(first, stop):
+                length += sizes[sentence]
+                taken += 1
+                left -= 1
+                if (length >= target and left > 1 and taken >= min_sentences) or left == 0:
+                    if len(rows):
+                        rows[count, 0] = start
+                        rows[count, 1] = sentence + 1
+                        rows[count, 2] = target
+                    count += 1
+                    start, length, taken = sentence + 1, 0, 0
+                    target = max_seq_length
+                    if short_ratio:
+                        if position == 624:
+                            _refill(key, words)
+                            position = 0
+                        target = _target(words[position], short_ratio, max_seq_length)
+                        position += 1
+    return count
+
+
+@njit(cache=True)
+def block_rows(
+    firsts: Any,
+    stops: Any,
+    sizes: Any,
+    title_sizes: Any,
+    num_epochs: Any,
+    max_rows: Any,
+    max_seq_length: Any,
+    min_sentences: Any,
+    long_sentence: Any,
+    rows: Any,
+) -> Any:
+    """Fill the rows of `sentences.block_mapping`; count them where `rows` is empty."""
+    count = 0
+    for _ in range(num_epochs):
+        if count >= max_rows:
+            break
+        block = 0
+        for document in range(len(firsts)):
+            first, stop = firsts[document], stops[document]
+            left = stop - first
+            if left < min_sentences or _has_long(sizes, first, stop, long_sentence):
+                continue
+            target = max_seq_length - title_sizes[document]
+            start, length, taken = first, 0, 0
+            for sentence in range(first, stop):
+                length += sizes[sentence]
+                taken += 1
+                left -= 1
+                if (length >= target and left >= min_sentences and taken >= min_sentences) or left == 0:
+                    if len(rows):
+                        rows[count, 0] = start
+                        rows[count, 1] = sentence + 1
+                        rows[count, 2] = document
+                        rows[count, 3] = block
+                    count += 1
+                    block += 1
+                    start, length, taken = sentence + 1, 0, 0
+    return count
+
+
+@njit(cache=True)
+def shuffle_rows(rows: Any, seed: Any) -> None:
+    """Swap row i with row (next 64-bit output of MT19937-64 mod i + 1), from the last i down (Nishimura 2000)."""
+    state = np.empty(312, dtype=np.uint64)
+    state[0] = np.uint64(seed)
+    for n in range(1, 312):
+        before = state[n - 1]
+        state[n] = np.uint64(6364136223846793005) * (before ^ (before >> np.uint64(62))) + np.uint64(n)
+    position = 312
+    kept = np.empty(rows.shape[1], dtype=rows.dtype)
+    for i in range(len(rows) - 1, 0, -1):
+        if position == 312:
+            _refill_64(state)
+            position = 0
+        x = state[position]
+        position += 1
+        x ^= (x >> np.uint64(29)) & np.uint64(0x5555555555555555)
+        x ^= (x << np.uint64(17)) & np.uint64(0x71D67FFFEDA60000)
+        x ^= (x << np.uint64(37)) & np.uint64(0xFFF7EEE000000000)
+        x ^= x >> np.uint64(43)
+        j = np.int64(x % np.uint64(i + 1))
+        for column in range(rows.shape[1]):
+            kept[column] = rows[i, column]
+            rows[i, column] = rows[j, column]
+            rows[j, column] = kept[column]

@@ -95,8 +95,8 @@ def attention_mask(documents: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     Megatron-LM stores the inverse. For tests and small models: `documents` says the same in one row.
     """
     length = documents.shape[1]
-    same: npt.NDArray[np.bool_] = documents[:, :, None] == documents[:, None, :]
-    return same & np.tri(length, dtype=bool)
+    same = documents[:, :, None] == documents[:, None, :]
+    return np.asarray(same & np.tri(length, dtype=bool))
 
 
 def _document_starts(is_eod: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
