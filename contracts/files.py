@@ -4,7 +4,7 @@ import contextlib
 import errno
 import os
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -74,6 +74,24 @@ def hidden_storage_error(error: Exception, path: Path) -> ShardlineError | None:
         with contextlib.suppress(OSError):
             probe.unlink()
     return None
+
+
+@contextlib.contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Turn failures of the disk below `path`, also those that a library hides, into messages with the cure.
+
+    Raises:
+        ShardlineError: The disk is full, read-only or otherwise unusable.
+    """
+    try:
+        yield
+    except ShardlineError:
+        raise
+    except Exception as error:
+        known = storage_error(error, path) if isinstance(error, OSError) else None
+        if (known := known or hidden_storage_error(error, path)) is not None:
+            raise known from error
+        raise
 
 
 def write_atomically(path: Path, text: str, *, is_durable: bool = True) -> None:

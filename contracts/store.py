@@ -19,7 +19,7 @@ from contracts.artifact import KINDS, MANIFEST, Artifact, InputEntry, Manifest, 
 from contracts.changes import changes
 from contracts.digests import BOOKKEEPING, DigestCache, content_digest, digest_files, missing_files
 from contracts.errors import ConfigError, InputError, LockedError, ShardlineError
-from contracts.files import folders_in, hidden_storage_error, storage_error, sync, sync_all, write_atomically
+from contracts.files import folders_in, storage_errors, sync, sync_all, write_atomically
 from contracts.fingerprint import SHORT_HEX, Recipe, canonical_json
 from contracts.json_text import parse_json
 from contracts.lease import LOCK, Holder, Lease, lease_holder
@@ -143,7 +143,7 @@ class ArtifactStore:
             return done
         path = self.locate(kind, label, recipe)
         self._refuse_other_run(path, recipe)
-        try:
+        with storage_errors(path):
             try:
                 with Lease(path, name=self.relative(path), progress=progress) as lease:
                     if not force and (done := self._done(kind, label, recipe, inputs)) is not None:
@@ -162,13 +162,37 @@ class ArtifactStore:
             finally:
                 with contextlib.suppress(OSError):
                     path.rmdir()  # succeeds only when nothing was made, and nobody else waits in it
-        except ShardlineError:
-            raise
-        except Exception as error:
-            known = storage_error(error, path) if isinstance(error, OSError) else None
-            if (known := known or hidden_storage_error(error, path)) is not None:
-                raise known from error
-            raise
+
+    def share(
+        self,
+        kind: str,
+        label: str,
+        recipe: Recipe,
+        *,
+        inputs: Mapping[str, Artifact] | None = None,
+        progress: Progress | None = None,
+    ) -> Workspace | Artifact:
+        """Open an artifact's folder for one of several processes that fill it together, or return what is done.
+
+        Nobody holds the lease afterwards: those processes agree among themselves who does what.
+        One that finds all of it done calls `make`, whose `work` puts it together.
+
+        Raises:
+            LockedError: Another live run builds it alone and does not finish while this one waits.
+            ConfigError: The output folder holds something else.
+            ShardlineError: The disk is full, read-only or otherwise unusable.
+        """
+        progress, inputs = progress or SilentProgress(), dict(inputs or {})
+        if (done := self._done(kind, label, recipe, inputs)) is not None:
+            return done
+        path = self.locate(kind, label, recipe)
+        self._refuse_other_run(path, recipe)
+        with storage_errors(path), Lease(path, name=self.relative(path), progress=progress):
+            if (done := self._done(kind, label, recipe, inputs)) is not None:
+                return done
+            if self.output is not None:
+                self._remember(kind, path)
+            return self._open(path, recipe, progress, force=False)
 
     def _refuse_other_run(self, path: Path, recipe: Recipe) -> None:
         """Refuse at once what waiting cannot help: the folder is being filled with something else."""

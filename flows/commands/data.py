@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -17,10 +17,14 @@ from flows.options import (
     StoreOption,
     TrackOption,
     settings_of,
+    show,
     store_at,
 )
 from flows.references import artifact_at
 from flows.single_stage import Datasets, datasets_among, run_one
+
+if TYPE_CHECKING:
+    from preprocessing.config import IngestConfig
 
 Sources = Annotated[
     list[str] | None, typer.Option("--source", help="Files, folders or globs; several may follow.", metavar="PATH...")
@@ -109,8 +113,37 @@ def ingest(
     subset_key: Annotated[str | None, typer.Option(help="Key of the subset name.")] = None,
     on_error: OnErrorOption = None,
     no_eod: Annotated[bool, typer.Option("--no-eod", help="Append no end-of-document token.")] = False,
-    workers: Annotated[int | None, typer.Option(help="Worker processes, one thread each.")] = None,
+    subset: Annotated[
+        list[str] | None,
+        typer.Option("--subset", help="Ingest only this subset; may be repeated. Others are counted as filtered."),
+    ] = None,
+    max_rejects: Annotated[
+        float | None,
+        typer.Option(
+            help="With --on-error quarantine: fail if more records are bad. Below 1: a share of all lines, as in 0.001."
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Worker processes, one thread each. Default: one per core.")
+    ] = None,
     shard_tokens: Annotated[int | None, typer.Option(help="Tokens in a shard.")] = None,
+    part_bytes: Annotated[
+        int | None, typer.Option(help="Input on disk that one worker, machine or task does by itself, in bytes.")
+    ] = None,
+    executor: Annotated[
+        Literal["local", "ray", "dask"] | None, typer.Option(help="Who runs the parts. Default: local processes.")
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="Address of the Ray or Dask cluster. Default: one on this machine.")
+    ] = None,
+    rank: Annotated[
+        int | None,
+        typer.Option(help="With --world: number of this machine, from 0; it does its share of the parts."),
+    ] = None,
+    world: Annotated[
+        int | None,
+        typer.Option(help="Machines that ingest into one shared folder; the one that finishes last completes it."),
+    ] = None,
     config: ConfigOption = None,
     overrides: SetOption = None,
     store: StoreOption = None,
@@ -122,7 +155,11 @@ def ingest(
 
     Every record is accounted for: lines = documents + empty + filtered + rejected.
 
+    A killed run goes on at its last finished shards. The bytes do not depend on workers, machines or clusters.
+
     Example: [bold]shardline ingest --source pile/*.jsonl.zst --tokenizer tokenizer --output dataset[/bold]
+
+    On four machines: [bold]shardline ingest ... --output /shared/dataset --rank R --world 4[/bold] with R = 0 to 3.
     """
     from preprocessing.config import IngestConfig
     from preprocessing.stages import INGEST
@@ -139,15 +176,49 @@ def ingest(
         "subset_key": subset_key,
         "on_error": on_error,
         "append_eod": False if no_eod else None,
+        "subsets": subset,
+        "max_rejects": max_rejects,
         "workers": workers,
         "shard_tokens": shard_tokens,
+        "part_bytes": part_bytes,
+        "executor": executor,
+        "cluster": cluster,
     }
     settings = settings_of(IngestConfig, "ingest", config, overrides, flags)
+    if rank is not None or world is not None:
+        _ingest_share(settings, inputs, where, rank=rank, world=world, as_json=as_json)
+        return
     hints = [
         "next: shardline inspect {path}",
         "      shardline pretrain --dataset {path} --output run   (settings: shardline schema pretrain --text)",
     ]
     run_one(INGEST, settings, where, inputs=inputs, as_json=as_json, track=track, hints=hints)
+
+
+def _ingest_share(
+    settings: "IngestConfig",
+    inputs: dict[str, Artifact],
+    store: ArtifactStore,
+    *,
+    rank: int | None,
+    world: int | None,
+    as_json: bool,
+) -> None:
+    from flows.terminal import TerminalProgress, error_console
+    from preprocessing.ingestion.ranks import ingest_share
+
+    if rank is None or world is None:
+        raise ConfigError("--rank and --world belong together: --rank 0 --world 4 is the first of four machines.")
+    label = store.output.resolve().name if store.output is not None else "ingest"
+    with TerminalProgress("ingest", error_console()) as progress:
+        artifact = ingest_share(settings, inputs, store, rank=rank, world=world, label=label, progress=progress)
+    if as_json:
+        path = None if artifact is None else str(artifact.path)
+        show({"rank": rank, "world": world, "is_complete": artifact is not None, "path": path})
+    elif artifact is None:
+        print(f"rank {rank} of {world} is done; parts of other ranks are not. The last rank completes the dataset.")
+    else:
+        print(f"{artifact.path}  (complete; fingerprint {artifact.fingerprint[:12]})")
 
 
 def index(

@@ -10,13 +10,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from contracts.errors import ConfigError, InputError
-from preprocessing.ingestion.executors import TICK_S, longest_first, run_part
-from preprocessing.ingestion.parts import IngestJob
+from preprocessing.ingestion.executors import TICK_S, longest_first, refuse_silent_cluster, run_part
+from preprocessing.ingestion.parts import IngestJob, PartsAtWork
 
 
-def run_on_dask(
-    job: IngestJob, numbers: Sequence[int], *, cluster: str | None, workers: int | None
-) -> Iterator[int | None]:
+def run_on_dask(job: IngestJob, numbers: Sequence[int], *, cluster: str | None, workers: int | None) -> PartsAtWork:
     """Do parts as tasks of a cluster; yield each when it is done, and None every second or so.
 
     Args:
@@ -55,6 +53,8 @@ def _distributed() -> Any:
 
 @contextlib.contextmanager
 def _client(distributed: Any, cluster: str | None, workers: int | None) -> Iterator[Any]:
+    if cluster is not None:
+        refuse_silent_cluster(cluster, "Dask")
     with contextlib.ExitStack() as stack:
         where: Any = cluster
         if cluster is None:

@@ -114,7 +114,7 @@ def drop_barred_parts(job: IngestJob) -> None:
         if barred.isdisjoint(read_state(folder).engines):
             continue
         try:
-            with Lease(folder, name=f"part {number} of {job.folder.name}", progress=SilentProgress()):
+            with Lease(folder, name=f"part {number} of {job.folder.name}", progress=SilentProgress(), wait_s=0):
                 shutil.rmtree(folder)
         except LockedError:
             continue

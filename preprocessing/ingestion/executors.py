@@ -6,15 +6,18 @@ several workers instead.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from contracts.errors import ConfigError
 from preprocessing.ingestion.encoder import make_encoder
-from preprocessing.ingestion.parts import IngestJob, PartProgress, ingest_part
+from preprocessing.ingestion.parts import IngestJob, PartProgress, PartsAtWork, ingest_part
 from preprocessing.ingestion.workers import ONE_THREAD, InProcess, Pool, Processes
 
 TICK_S = 1.0
+CONNECT_S = 10.0
 UNEVENNESS = 1.5  # a part may take this much longer than an even share of the work before it is fed to several workers
 
 
@@ -61,7 +64,7 @@ def schedule(sizes: Mapping[int, int], workers: int) -> list[Wave]:
 
 def run_here(
     job: IngestJob, numbers: Sequence[int], *, workers: int, tell: Callable[[int, PartProgress], None]
-) -> Iterator[int | None]:
+) -> PartsAtWork:
     """Run parts in this process and its workers.
 
     Args:
@@ -107,6 +110,26 @@ def run_part(job: IngestJob, number: int) -> int:
     with _pool(job, 0) as pool:
         ingest_part(job, number, pool)
     return number
+
+
+def refuse_silent_cluster(address: str, name: str) -> None:
+    """Make sure that something listens at the address of a cluster: its own client may try for many minutes.
+
+    Args:
+        address: With a port, as in ray://head:10001; one without, such as "auto", is left to the client.
+
+    Raises:
+        ConfigError: Nothing answers.
+    """
+    host, _, port = address.rpartition("://")[2].rstrip("/").rpartition(":")
+    if not host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"ingest.cluster ({address}): {name} cannot be reached ({error}). Check the address, and that it runs."
+        ) from error
 
 
 def _pool(job: IngestJob, workers: int) -> Pool:

@@ -8,7 +8,7 @@ if bad records were set aside.
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from preprocessing.ingestion.engine_choice import (
 )
 from preprocessing.ingestion.executors import run_here
 from preprocessing.ingestion.overview import Overview
-from preprocessing.ingestion.parts import UNFINISHED, IngestJob, kept_plan
+from preprocessing.ingestion.parts import UNFINISHED, IngestJob, PartsAtWork, give_up, kept_plan
 from preprocessing.reading.damage import DamagedStreamError
 from preprocessing.reading.records import RecordFormat
 from preprocessing.reading.sources import SourceSettings, raw_source_files, raw_source_identities, source_files
@@ -73,28 +73,42 @@ def ingest(settings: IngestConfig, inputs: Mapping[str, Artifact], workspace: Wo
         shutil.rmtree(workspace.path / UNFINISHED, ignore_errors=True)
         return summary
     try:
-        prepared = _do_all_parts(settings, inputs, workspace)
+        prepared = do_parts(settings, inputs, workspace.path, progress=workspace.progress)
         return _finish(settings, prepared, workspace)
     except REFUSALS:
-        workspace.discard()
+        give_up(workspace)
         raise
 
 
-def _do_all_parts(settings: IngestConfig, inputs: Mapping[str, Artifact], workspace: Workspace) -> Prepared:
-    """Do what is left to do, again where an engine is found wrong, until every part stands by a good engine."""
+def do_parts(
+    settings: IngestConfig,
+    inputs: Mapping[str, Artifact],
+    folder: Path,
+    *,
+    progress: Progress,
+    rank: int = 0,
+    world: int = 1,
+) -> Prepared:
+    """Do what is left of the parts `rank`, `rank + world`, and so on.
+
+    They are done again where an engine is found wrong, until every part stands by a good engine.
+    """
     while True:
-        prepared = prepare(settings, inputs, workspace.path, progress=workspace.progress)
+        prepared = prepare(settings, inputs, folder, progress=progress)
         job = prepared.job
+        mine = range(rank, len(job.parts), world)
         drop_barred_parts(job)
-        overview = Overview(job, range(len(job.parts)), settings, workspace.progress)
+        left = [number for number in job.unfinished_parts() if number in mine]
+        overview = Overview(job, mine, settings, progress)
         overview.tell_resumed()
         try:
-            overview.follow(run_parts(job, job.unfinished_parts(), settings, overview))
+            if left:
+                overview.follow(run_parts(job, left, settings, overview))
         except EngineRejectedError as error:
-            bar_engine(job.folder, error, workspace.progress)
+            bar_engine(job.folder, error, progress)
             continue
         drop_barred_parts(job)  # another machine may have found an engine wrong
-        if not job.unfinished_parts():
+        if not set(mine) & set(job.unfinished_parts()):
             return prepared
 
 
@@ -146,16 +160,12 @@ def prepare(settings: IngestConfig, inputs: Mapping[str, Artifact], folder: Path
     return Prepared(job, tokenizer)
 
 
-def run_parts(
-    job: IngestJob, numbers: Sequence[int], settings: IngestConfig, overview: Overview
-) -> Iterator[int | None]:
+def run_parts(job: IngestJob, numbers: Sequence[int], settings: IngestConfig, overview: Overview) -> PartsAtWork:
     """Do the parts with the executor of the settings; yield each when it is done, and None now and then.
 
     Raises:
         ConfigError: The executor is not installed, or its cluster does not answer.
     """
-    if not numbers:
-        return iter(())
     if settings.executor == "ray":
         from preprocessing.ingestion.ray_executor import run_on_ray
 

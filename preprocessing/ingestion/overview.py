@@ -1,12 +1,13 @@
 """How far all parts of a job are together: for the progress bar, and to stop early at too many bad records."""
 
+import contextlib
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from contracts.progress import Progress
 from preprocessing.config import IngestConfig
 from preprocessing.ingestion.accounting import refuse_too_many_rejects
-from preprocessing.ingestion.parts import IngestJob, PartProgress, read_progress
+from preprocessing.ingestion.parts import IngestJob, PartProgress, PartsAtWork, read_progress
 from preprocessing.ingestion.shards import read_state
 
 _SHARE_OF_TIME = 0.05  # spent on reading reports: thousands of small files on a network disk take a while
@@ -42,18 +43,19 @@ class Overview:
         if self._shards:
             self._progress.note(f"going on after {self._shards} finished shards")
 
-    def follow(self, running: Iterator[int | None]) -> None:
+    def follow(self, running: PartsAtWork) -> None:
         """Watch parts that are run until all are done.
 
         Raises:
             TooManyRejectsError: More records are bad than the settings allow, whatever else comes.
         """
-        for number in running:
-            if number is None:
-                self._read_reports()
-            else:
-                self._finished(number)
-            self._report()
+        with contextlib.closing(running):  # the parts must have stopped before anything is thrown away
+            for number in running:
+                if number is None:
+                    self._read_reports()
+                else:
+                    self._finished(number)
+                self._report()
 
     def tell(self, number: int, progress: PartProgress) -> None:
         """Take the report of a part that runs in this process."""

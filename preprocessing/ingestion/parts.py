@@ -6,9 +6,10 @@ of workers, ranks or time. `ingest_part` is the one function by which a part is 
 """
 
 import contextlib
+import errno
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from contracts.files import write_atomically
 from contracts.json_text import parse_json
 from contracts.lease import Lease
 from contracts.progress import SilentProgress
+from contracts.workspace import Workspace
 from preprocessing.ingestion.encoding import BadPieceRecordError, Damage, EncodingPlan
 from preprocessing.ingestion.shards import ShardWriter, read_state
 from preprocessing.ingestion.workers import Pool
@@ -33,6 +35,10 @@ UNFINISHED = "unfinished"
 PLAN = "plan.json"
 PROGRESS = "progress.json"
 REPORT_S = 1.0
+STOP_S = 10.0  # how long parts may take to notice that their build was given up
+
+PartsAtWork = Generator[int | None, None, None]
+"""Does parts while it is iterated: yields the number of each when it is done, and None every second or so."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +103,7 @@ def plan_parts(files: Sequence[SourceFile], *, part_bytes: int, form: RecordForm
     return (*parts, Part(tuple(waiting))) if waiting else tuple(parts)
 
 
-def kept_plan(
-    folder: Path, files: Sequence[SourceFile], *, part_bytes: int, form: RecordFormat
-) -> tuple[Part, ...]:
+def kept_plan(folder: Path, files: Sequence[SourceFile], *, part_bytes: int, form: RecordFormat) -> tuple[Part, ...]:
     """Return the plan of a build that was begun, or make it and keep it for all who work on it.
 
     Raises:
@@ -232,6 +236,19 @@ class PartReporter:
                 f"{self._plan.parent.parent}: the build was given up by another process, which refused its input. "
                 "Its message says why."
             )
+
+
+def give_up(workspace: Workspace) -> None:
+    """Throw away an unfinished build: parts that still run elsewhere see that their plan is gone, and stop."""
+    (workspace.path / UNFINISHED / PLAN).unlink(missing_ok=True)
+    deadline_s = time.monotonic() + STOP_S
+    while True:
+        try:
+            return workspace.discard()
+        except OSError as error:  # a part wrote a file between two steps of the removal
+            if error.errno not in (errno.ENOTEMPTY, errno.ENOENT) or time.monotonic() > deadline_s:
+                raise
+        time.sleep(0.1)
 
 
 def read_progress(folder: Path) -> PartProgress:

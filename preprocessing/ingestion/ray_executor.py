@@ -4,18 +4,18 @@ All machines see the sources, the store and the output under the same paths. Thi
 """
 
 import os
+import signal
+import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from contracts.errors import ConfigError, InputError
-from preprocessing.ingestion.executors import TICK_S, longest_first, run_part
-from preprocessing.ingestion.parts import IngestJob
+from preprocessing.ingestion.executors import TICK_S, longest_first, refuse_silent_cluster, run_part
+from preprocessing.ingestion.parts import IngestJob, PartsAtWork
 
 
-def run_on_ray(
-    job: IngestJob, numbers: Sequence[int], *, cluster: str | None, workers: int | None
-) -> Iterator[int | None]:
+def run_on_ray(job: IngestJob, numbers: Sequence[int], *, cluster: str | None, workers: int | None) -> PartsAtWork:
     """Do parts as tasks of a cluster; yield each when it is done, and None every second or so.
 
     Args:
@@ -66,9 +66,13 @@ def _connect(ray: Any, cluster: str | None, workers: int | None) -> None:
     if cluster is None:
         options |= {"address": "local", "num_cpus": workers, "include_dashboard": False}
     else:
+        refuse_silent_cluster(cluster, "Ray")
         options["address"] = cluster
     try:
+        handler = signal.getsignal(signal.SIGTERM)
         ray.init(**options)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)  # Ray puts its own in the way of ours
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         where = f"ingest.cluster ({cluster})" if cluster else "a Ray cluster on this machine"
         raise ConfigError(f"{where}: Ray cannot be reached ({error}). Check the address, and that it runs.") from error
