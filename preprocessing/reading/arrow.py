@@ -15,7 +15,10 @@ from preprocessing.reading.damage import DamagedStreamError
 from preprocessing.reading.parquet import columns_of, rows_of
 from preprocessing.reading.source_file import SourceFile
 
-_END_MARKERS = (b"\xff\xff\xff\xff\x00\x00\x00\x00", b"\x00\x00\x00\x00")
+_FILE_MAGIC = b"ARROW1\0\0"
+_CONTINUES = b"\xff\xff\xff\xff"
+_RECORD_BATCH = 3
+_END_BYTES = 8  # of the end marker
 
 
 def num_batches(source: SourceFile) -> int:
@@ -55,6 +58,7 @@ def arrow_stream_blocks(source: SourceFile, position: Position, keys: Sequence[s
 def _stream_batches(source: SourceFile, reader: Any, raw: Any) -> Iterator[Any]:
     number = 0
     while True:
+        before = raw.tell()
         try:
             batch = _checked(source, raw, number, reader.read_next_batch)
         except StopIteration:
@@ -62,16 +66,13 @@ def _stream_batches(source: SourceFile, reader: Any, raw: Any) -> Iterator[Any]:
         yield batch
         number += 1
     end = raw.tell()
-    raw.seek(max(0, end - 8))
-    if not raw.read(8).endswith(_END_MARKERS):
+    if end != before + _END_BYTES:  # without an end marker nothing was read
         raise DamagedStreamError(source.name, f"the Arrow stream has no end: it is truncated at byte {end}", True)
     if end < source.size_bytes:
         raise DamagedStreamError(source.name, f"bytes after the end of the Arrow stream, at byte {end}", False)
 
 
 def _checked(source: SourceFile, raw: Any, number: int, read: Any) -> Any:
-    import pyarrow as pa
-
     before = raw.tell()
     try:
         batch = read()
@@ -79,7 +80,7 @@ def _checked(source: SourceFile, raw: Any, number: int, read: Any) -> Any:
         return batch
     except StopIteration:
         raise
-    except (OSError, ValueError, NotImplementedError, pa.ArrowException) as error:
+    except Exception as error:  # pyarrow raises its own and builtin types, MemoryError too
         reason = f"damaged Arrow data in batch {number}, at or after byte {before} ({error})"
         raise DamagedStreamError(source.name, reason, False) from error
 
@@ -125,6 +126,47 @@ def _row_or_reason(row: Any) -> Row:
     return found
 
 
+def _check_footer(raw: Any, num_batches: int) -> None:
+    """Compare the footer's number of batches with the messages that stand in the file."""
+    position, found = len(_FILE_MAGIC), 0
+    while True:
+        raw.seek(position)
+        head = raw.read(8)
+        length = int.from_bytes(head[4:8], "little", signed=True)
+        if position == len(_FILE_MAGIC) and head[:4] != _CONTINUES:
+            return  # a file from before Arrow 0.15
+        if head[:4] != _CONTINUES or length < 0:
+            raise ValueError(f"no message at byte {position}")
+        if length == 0:
+            break
+        kind, body_bytes = _message(raw.read(length))
+        if body_bytes < 0:
+            raise ValueError(f"the message at byte {position} is damaged")
+        found += kind == _RECORD_BATCH
+        position += 8 + length + body_bytes
+    if found != num_batches:
+        raise ValueError(f"it names {num_batches} batches, the file holds {found}")
+
+
+def _message(table: bytes) -> tuple[int, int]:
+    """Return kind and bytes of the body of a message: fields 1 and 3 of its flatbuffer (Arrow's Message.fbs)."""
+
+    def number(place: int, size: int) -> int:
+        if not 0 <= place <= len(table) - size:
+            raise ValueError("a message's header is damaged")
+        return int.from_bytes(table[place : place + size], "little", signed=size != 2)
+
+    root = number(0, 4)
+    fields = root - number(root, 4)
+
+    def field(index: int, size: int) -> int:
+        slot = 4 + 2 * index
+        offset = number(fields + slot, 2) if slot < number(fields, 2) else 0
+        return number(root + offset, size) if offset else 0
+
+    return field(1, 1), field(3, 8)
+
+
 @contextmanager
 def _opened(source: SourceFile, *, is_stream: bool) -> Iterator[tuple[Any, Any]]:
     import pyarrow as pa
@@ -132,6 +174,10 @@ def _opened(source: SourceFile, *, is_stream: bool) -> Iterator[tuple[Any, Any]]
     with source.open() as raw:
         try:
             reader = pa.ipc.open_stream(raw) if is_stream else pa.ipc.open_file(raw)
+            if not all(reader.schema.names):
+                raise ValueError("a column has no name")
+            if not is_stream and not source.is_remote:
+                _check_footer(raw, reader.num_record_batches)
         except Exception as error:  # pyarrow raises its own and builtin types for damaged files
             what = "its schema, at byte 0," if is_stream else f"its footer, before byte {source.size_bytes},"
             raise DamagedStreamError(

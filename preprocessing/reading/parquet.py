@@ -16,8 +16,8 @@ def row_group_sizes(source: SourceFile) -> list[int]:
     Raises:
         DamagedStreamError: It is not a whole Parquet file.
     """
-    with _opened(source) as file:
-        return [_group_bytes(file.metadata.row_group(number)) for number in range(file.metadata.num_row_groups)]
+    with _opened(source) as (file, _):
+        return _group_bytes(source, file.metadata)
 
 
 def parquet_blocks(
@@ -31,13 +31,13 @@ def parquet_blocks(
     Raises:
         DamagedStreamError: After the last block before the damage.
     """
-    with _opened(source) as file:
+    with _opened(source) as (file, raw):
         names = tuple(file.schema_arrow.names)
         columns = columns_of(keys, names)
-        line, file_bytes = 1, 0
+        line, file_bytes, sizes = 1, 0, _group_bytes(source, file.metadata)
         for group in range(start, file.metadata.num_row_groups if stop is None else stop):
             metadata = file.metadata.row_group(group)
-            file_bytes += _group_bytes(metadata)
+            file_bytes += sizes[group]
             if line + metadata.num_rows <= position.line:
                 line += metadata.num_rows
                 continue
@@ -50,10 +50,10 @@ def parquet_blocks(
                         yield RowBlock(source, replace(position, line=first, offset=0), rows, names, file_bytes)
                     line += batch.num_rows
             except (OSError, ValueError) as error:  # pyarrow's own errors are of these types
-                raise _damaged_group(source, metadata, group, line, str(error)) from error
+                raise _damaged_group(source, raw, group, line, str(error)) from error
             if line != first_line + metadata.num_rows:
                 what = f"it holds {line - first_line} rows where its header says {metadata.num_rows}"
-                raise _damaged_group(source, metadata, group, line, what)
+                raise _damaged_group(source, raw, group, line, what)
 
 
 def columns_of(keys: Sequence[str], names: Sequence[str]) -> list[str]:
@@ -82,23 +82,38 @@ def _row_or_reason(row: Any) -> dict[str, Any] | str:
 
 
 @contextmanager
-def _opened(source: SourceFile) -> Iterator[Any]:
+def _opened(source: SourceFile) -> Iterator[tuple[Any, Any]]:
     import pyarrow.parquet as pq
 
     with source.open() as raw:
         try:
             file = pq.ParquetFile(raw, page_checksum_verification=True)
+            _check_footer(file)
         except Exception as error:  # pyarrow raises its own and builtin types for damaged files
             reason = f"not a whole Parquet file: its footer, before byte {source.size_bytes}, cannot be read ({error})"
             raise DamagedStreamError(source.name, reason, True) from error
-        yield file
+        yield file, raw
 
 
-def _group_bytes(metadata: Any) -> int:
-    return sum(metadata.column(n).total_compressed_size for n in range(metadata.num_columns))
+def _check_footer(file: Any) -> None:
+    """Read what later steps take for granted."""
+    counted = sum(file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups))
+    if counted != file.metadata.num_rows:
+        raise ValueError(f"its row groups hold {counted} rows where the file should have {file.metadata.num_rows}")
+    if not all(file.schema_arrow.names):
+        raise ValueError("a column has no name")
 
 
-def _damaged_group(source: SourceFile, metadata: Any, group: int, line: int, what: str) -> DamagedStreamError:
-    starts = [metadata.column(n).data_page_offset for n in range(metadata.num_columns)]
-    where = f"row group {group} (at byte {min(starts, default=0)})"
+def _group_bytes(source: SourceFile, metadata: Any) -> list[int]:
+    """Share the file's bytes out to its row groups by their sizes in memory.
+
+    What the metadata say of columns is not asked: where it is damaged, pyarrow ends the process.
+    """
+    groups = range(metadata.num_row_groups)
+    sizes = [max(0, metadata.row_group(number).total_byte_size) for number in groups]
+    return [source.size_bytes * size // max(1, sum(sizes)) for size in sizes]
+
+
+def _damaged_group(source: SourceFile, raw: Any, group: int, line: int, what: str) -> DamagedStreamError:
+    where = f"row group {group}, before byte {raw.tell()}"
     return DamagedStreamError(source.name, f"damaged Parquet data in {where}, after row {line - 1} ({what})", False)
