@@ -11,7 +11,7 @@ from contracts.files import user_path
 # Settings of each section that hold paths.
 PATHS: dict[str, tuple[str, ...]] = {
     "corpus": ("sources",),
-    "tokenizer": ("sources",),
+    "tokenizer": ("sources", "load"),
     "ingest": ("sources", "tokenizer"),
     "heldout": ("sources", "tokenizer"),
     "merge": ("datasets",),

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from contracts.configuration import Settings, added, execution
+from preprocessing.samples.objectives import CausalObjective, Objective
 from preprocessing.samples.splits import parse_split
 
 END_OF_DOCUMENT = "<|endoftext|>"
@@ -84,7 +85,7 @@ class CorpusConfig(Settings):
 
 
 class TokenizerConfig(Settings):
-    """Train a tokenizer on a corpus."""
+    """Train a tokenizer on a corpus, or take one over."""
 
     sources: tuple[str, ...] = execution(
         (), description="Files, folders or globs to train on, where no corpus artifact is given."
@@ -95,7 +96,12 @@ class TokenizerConfig(Settings):
     vocab_size: int = Field(8192, gt=0, description="Tokens in the vocabulary, the end-of-document token included.")
     min_frequency: int = Field(2, ge=1, description="A merge must occur this often (bpe and wordpiece).")
     max_bytes: int = Field(
-        256 * MIB, gt=0, description="Text to train on, in bytes: the first documents of the corpus up to here."
+        256 * MIB, gt=0, description="Text to train on, in bytes, where the corpus has more; see sample."
+    )
+    sample: Literal["head", "spread"] = added(
+        "head",
+        description="Which documents of a larger corpus are taken: its first ones, or some from all over it, which a "
+        "corpus sorted by source needs.",
     )
     text_key: str = Field("text", description="Key of the text; dots go into nested records.")
     on_error: Literal["stop", "quarantine"] = added(
@@ -104,6 +110,17 @@ class TokenizerConfig(Settings):
     format: SourceFormat = _format()
     text_unit: TextUnit = _text_unit()
     preset: Literal["pile"] | None = _preset()
+
+    load: str | None = execution(
+        None,
+        description="Take over this tokenizer in place of training one: tokenizer.json, SentencePiece .model, "
+        "tiktoken ranks, vocab.json with merges.txt, vocab.txt, or a folder.",
+    )
+    encoding: (
+        Literal["gpt2", "r50k_base", "p50k_base", "p50k_edit", "cl100k_base", "o200k_base", "llama3", "qwen2"] | None
+    ) = added(
+        None, description="Pattern and special tokens of a file of tiktoken ranks in `load`, where it does not tell."
+    )
 
     @model_validator(mode="after")
     def _has_room_for_bytes(self) -> "TokenizerConfig":
@@ -121,7 +138,9 @@ class IngestConfig(Settings):
         (), description="Files, folders or globs to ingest, where no corpus artifact is given."
     )
     tokenizer: str | None = execution(
-        None, description="tokenizer.json or its folder, where no tokenizer artifact is given."
+        None,
+        description="Tokenizer where no artifact is given: tokenizer.json, SentencePiece .model, tiktoken ranks, "
+        "vocab.json with merges.txt, vocab.txt, or a folder.",
     )
     corpus_part: str = Field("train", description="Folder of a corpus artifact to ingest: train or heldout.")
     text_key: str = Field("text", description="Key of the text; dots go into nested records, as in meta.text.")
@@ -244,6 +263,12 @@ class IndexConfig(Settings):
     )
     tokens: tuple[int, ...] | None = added(
         None, description="Tokens that training reads of each dataset, in place of weights and samples."
+    )
+
+    objective: Objective = added(
+        CausalObjective(),
+        description="What the samples are for: {kind: causal}, {kind: fim}, {kind: bert} or {kind: t5}, each with "
+        "settings of its own.",
     )
 
     @property

@@ -66,6 +66,20 @@ def tokenizer(
     source: Sources = None,
     kind: Annotated[Literal["bpe", "wordpiece", "unigram"] | None, typer.Option(help="Model of the tokenizer.")] = None,
     vocab_size: Annotated[int | None, typer.Option(help="Tokens in the vocabulary.")] = None,
+    sample: Annotated[
+        Literal["head", "spread"] | None,
+        typer.Option(help="Documents taken of a large corpus: the first, or some from all over it. Default: head."),
+    ] = None,
+    load: Annotated[
+        str | None,
+        typer.Option(
+            help="Take over a tokenizer instead: tokenizer.json, .model, .tiktoken, vocab.json, vocab.txt, a folder.",
+            metavar="PATH",
+        ),
+    ] = None,
+    encoding: Annotated[
+        str | None, typer.Option(help="Encoding of a tiktoken file, as cl100k_base or llama3.", metavar="NAME")
+    ] = None,
     on_error: OnErrorOption = None,
     config: ConfigOption = None,
     overrides: SetOption = None,
@@ -73,16 +87,25 @@ def tokenizer(
     output: OutputOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Train a tokenizer on text.
+    """Train a tokenizer on text, or take one over from another format.
 
-    Example: [bold]shardline tokenizer --source corpus/train --kind bpe --vocab-size 8192 --output tokenizer[/bold]
+    Examples: [bold]shardline tokenizer --source corpus/train --kind bpe --vocab-size 8192 --output tokenizer[/bold]
+    and [bold]shardline tokenizer --load llama/tokenizer.model --encoding llama3 --output tokenizer[/bold]
     """
     from preprocessing.config import TokenizerConfig
     from preprocessing.stages import TOKENIZER
 
     where = store_at(store, output)
     inputs, paths = _corpus_among(source, where)
-    flags = {"sources": paths, "kind": kind, "vocab_size": vocab_size, "on_error": on_error}
+    flags = {
+        "sources": paths,
+        "kind": kind,
+        "vocab_size": vocab_size,
+        "sample": sample,
+        "load": load,
+        "encoding": encoding,
+        "on_error": on_error,
+    }
     settings = settings_of(TokenizerConfig, "tokenizer", config, overrides, flags)
     hints = ["next: shardline ingest --source TEXT --tokenizer {path} --output dataset"]
     run_one(TOKENIZER, settings, where, inputs=inputs, as_json=as_json, hints=hints)
@@ -107,7 +130,7 @@ def _corpus_among(sources: Sequence[str] | None, store: ArtifactStore) -> tuple[
 def ingest(
     source: Sources = None,
     tokenizer: Annotated[
-        str | None, typer.Option(help="tokenizer.json, its folder, or a tokenizer artifact.", metavar="PATH")
+        str | None, typer.Option(help="A tokenizer artifact, or a tokenizer in any known format.", metavar="PATH")
     ] = None,
     text_key: Annotated[str | None, typer.Option(help="Key of the text; dots go into nested records.")] = None,
     subset_key: Annotated[str | None, typer.Option(help="Key of the subset name.")] = None,
@@ -122,6 +145,10 @@ def ingest(
         typer.Option(
             help="With --on-error quarantine: fail if more records are bad. Below 1: a share of all lines, as in 0.001."
         ),
+    ] = None,
+    engine: Annotated[
+        Literal["auto", "fastokens", "gigatoken", "tiktoken", "pieces", "tokenizers"] | None,
+        typer.Option(help="What runs the tokenizer; the ids are the same. Default: auto."),
     ] = None,
     workers: Annotated[
         int | None, typer.Option(help="Worker processes, one thread each. Default: one per core.")
@@ -178,6 +205,7 @@ def ingest(
         "append_eod": False if no_eod else None,
         "subsets": subset,
         "max_rejects": max_rejects,
+        "engine": engine,
         "workers": workers,
         "shard_tokens": shard_tokens,
         "part_bytes": part_bytes,

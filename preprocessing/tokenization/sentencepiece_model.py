@@ -17,7 +17,9 @@ from contracts.errors import ConfigError
 from preprocessing.tokenization.vocabulary_files import Definition, definition_of, special_token
 
 SPACE = "\u2581"
+STRANGE = "\ue000"  # private use: in no vocabulary
 UNIGRAM, BPE = 1, 2
+NEVER = -1e5  # score of pieces that text never becomes: the library would find "</s>" in text otherwise
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
 
@@ -134,7 +136,11 @@ def sentencepiece_definition(path: Path) -> tuple[Definition, dict[str, Any]]:
             "Give the tokenizer's own tokenizer.json, if it has one."
         )
     added = [
-        {**special_token(piece.text, number), "special": piece.kind != USER_DEFINED}
+        {
+            **special_token(piece.text, number),
+            "special": piece.kind != USER_DEFINED,
+            "normalized": piece.kind == USER_DEFINED,  # matched after spaces have become U+2581
+        }
         for number, piece in enumerate(model.pieces)
         if piece.kind in (CONTROL, UNKNOWN, USER_DEFINED)
     ]
@@ -171,7 +177,9 @@ def _unigram(model: Model) -> dict[str, Any]:
     return {
         "type": "Unigram",
         "unk_id": next(n for n, piece in enumerate(model.pieces) if piece.kind == UNKNOWN),
-        "vocab": [[piece.text, piece.score] for piece in model.pieces],
+        "vocab": [
+            [piece.text, piece.score if piece.kind in (NORMAL, USER_DEFINED) else NEVER] for piece in model.pieces
+        ],
         "byte_fallback": model.has_bytes,
     }
 
@@ -209,11 +217,27 @@ def _normalizers(model: Model) -> list[dict[str, Any]]:
     steps: list[dict[str, Any]] = []
     if model.charsmap:
         steps.append({"type": "Precompiled", "precompiled_charsmap": base64.b64encode(model.charsmap).decode()})
+    if model.kind == UNIGRAM and not model.has_bytes:
+        steps += _replaced_control(model)
     if model.squeezes:
-        steps.append({"type": "Replace", "pattern": {"Regex": "^ +| +$|(?<= ) +"}, "content": ""})
+        steps.append({"type": "Replace", "pattern": {"Regex": r"\A +| +\z|(?<= ) +"}, "content": ""})
     if model.adds_prefix:
         steps.append({"type": "Prepend", "prepend": SPACE})
     steps.append({"type": "Replace", "pattern": {"String": " "}, "content": SPACE})
+    return steps
+
+
+def _replaced_control(model: Model) -> list[dict[str, Any]]:
+    """Return steps that keep the text of control pieces from being them, where it has unknown characters.
+
+    T5's model knows no "<": "</s>" in text is unknown, "/s", unknown, and so is what stands for it here.
+    """
+    known = {character for piece in model.pieces if piece.kind == NORMAL for character in piece.text}
+    steps = []
+    for piece in model.pieces:
+        if piece.kind in (CONTROL, UNKNOWN) and not known.issuperset(piece.text) and STRANGE not in known:
+            content = "".join(character if character in known else STRANGE for character in piece.text)
+            steps.append({"type": "Replace", "pattern": {"String": piece.text}, "content": content})
     return steps
 
 

@@ -172,13 +172,18 @@ def token_dtype(vocab_size: int) -> np.dtype[Any]:
 
 
 def keep_tokenizer(tokenizer: Tokenizer, folder: Path) -> Path:
-    """Write a tokenizer's `tokenizer.json` and `tokenizer_config.json` to `folder`/tokenizer; return that folder."""
+    """Write a copy of a tokenizer to `folder`/tokenizer; return that folder."""
     target = folder / "tokenizer"
     target.mkdir(exist_ok=True)
-    write_atomically(target / TOKENIZER_FILE, tokenizer.definition)
-    if tokenizer.config:
-        write_atomically(target / CONFIG_FILE, json.dumps(tokenizer.config, indent=1, ensure_ascii=False) + "\n")
+    write_tokenizer(tokenizer, target)
     return target
+
+
+def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """Write `tokenizer.json` and, if there is a configuration, `tokenizer_config.json`."""
+    write_atomically(folder / TOKENIZER_FILE, tokenizer.definition)
+    if tokenizer.config:
+        write_atomically(folder / CONFIG_FILE, json.dumps(tokenizer.config, indent=1, ensure_ascii=False) + "\n")
 
 
 def flat_ids(ids: Sequence[Sequence[int]]) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:

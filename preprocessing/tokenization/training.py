@@ -1,4 +1,4 @@
-"""The tokenizer stage: train a vocabulary on a corpus.
+"""The tokenizer stage: train a vocabulary on a corpus, or take one over.
 
 The same corpus and settings give the same bytes, except for Unigram, where the library adds up
 floats in the order of a hash table: pieces agree, scores differ by about 1e-3. Byte-level BPE is
@@ -8,50 +8,66 @@ survive them is reported by the ingest stage's round-trip check.
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from contracts.artifact import Artifact
-from contracts.errors import ConfigError, InputError, RecordError
-from contracts.progress import Progress
+from contracts.errors import ConfigError, InputError
 from contracts.stage import Stage
 from contracts.store import Workspace
 from preprocessing.config import END_OF_DOCUMENT, TokenizerConfig
-from preprocessing.reading.blocks import LineBlock, Position
-from preprocessing.reading.kinds import detect_kind
-from preprocessing.reading.names import DATA_SUFFIXES
-from preprocessing.reading.pieces import file_blocks, read_records
-from preprocessing.reading.records import RecordFormat, Reject
-from preprocessing.reading.source_file import SourceFile
 from preprocessing.reading.sources import SourceSettings, raw_source_files, raw_source_identities, source_files
-from preprocessing.tokenization.tokenizer import CONFIG_FILE, TOKENIZER_FILE
+from preprocessing.tokenization.loading import load_tokenizer, tokenizer_files, tokenizer_format
+from preprocessing.tokenization.tokenizer import CONFIG_FILE, TOKENIZER_FILE, write_tokenizer
+from preprocessing.tokenization.training_texts import TrainingTexts
 
 WORDPIECE_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", END_OF_DOCUMENT)
 UNIGRAM_SPECIALS = ("<unk>", END_OF_DOCUMENT)
 WORDPIECE_ALPHABET = 1000  # as in the library's own trainer; rarer characters become [UNK]
-OnReject = Callable[[Reject], None] | None
-_JSON_LINES = RecordFormat(content="jsonl")
 SAMPLE = "def f(x):\n\treturn x  # naïve, 数, ﬁ 🙂"
 
 
 def train(settings: TokenizerConfig, inputs: Mapping[str, Artifact], workspace: Workspace) -> dict[str, Any]:
-    """Train on the corpus and write `tokenizer.json` and `tokenizer_config.json`.
+    """Train on the corpus, or take over the tokenizer at `settings.load`; write its two files.
 
     Raises:
+        ConfigError: The tokenizer to take over cannot be read.
         InputError: The corpus holds no text, or less than the vocabulary needs.
         RecordError: A record is bad, such as one with bytes that are not UTF-8, and `on_error` is "stop".
     """
     try:
-        return _train(settings, inputs, workspace)
+        return _take_over(settings, inputs, workspace) if settings.load else _train(settings, inputs, workspace)
     except (ConfigError, InputError):
         workspace.discard()
         raise
 
 
+def _take_over(settings: TokenizerConfig, inputs: Mapping[str, Artifact], workspace: Workspace) -> dict[str, Any]:
+    """Make an artifact of a tokenizer that exists, in whichever format."""
+    if settings.sources or settings.preset or inputs:
+        raise ConfigError("tokenizer.load takes a tokenizer as it is: leave the sources and the corpus out, or load.")
+    path = settings.load or ""
+    tokenizer = load_tokenizer(path, encoding=settings.encoding)
+    write_tokenizer(tokenizer, workspace.path)
+    eod = tokenizer.eod_id
+    if eod is None:
+        workspace.progress.note(
+            f"{path} names no end-of-document token; ingest needs --eod-token, or --no-eod to write none"
+        )
+    return {
+        "model": (tokenizer.data.get("model") or {}).get("type", "BPE").lower(),
+        "vocab_size": tokenizer.vocab_size,
+        "eod_token": None if eod is None else tokenizer.token(eod),
+        "eod_id": eod,
+        "format": tokenizer_format(path),
+        "sample_survives": tokenizer.decode(tokenizer.encode(SAMPLE)) == SAMPLE,
+    }
+
+
 def _train(settings: TokenizerConfig, inputs: Mapping[str, Artifact], workspace: Workspace) -> dict[str, Any]:
     files = source_files(settings.sources, inputs, _source_settings(settings))
-    texts = _Texts(files, settings, workspace.progress)
+    texts = TrainingTexts(files, settings, workspace.progress)
     inner = _trained(settings, texts)
     if not texts.num_documents:
         raise InputError(
@@ -82,84 +98,12 @@ def _train(settings: TokenizerConfig, inputs: Mapping[str, Artifact], workspace:
     }
 
 
-class _Texts:
-    """Iterates over the training texts and counts what was given."""
-
-    def __init__(self, files: Sequence[SourceFile], settings: TokenizerConfig, progress: Progress) -> None:
-        self._files = files
-        self._settings = settings
-        self._progress = progress
-        self.rewind()
-
-    def rewind(self) -> None:
-        """Count from 0 again; an iteration always begins with the first file."""
-        self.num_documents = 0
-        self.num_bytes = 0
-        self.num_rejected = 0
-
-    def __iter__(self) -> Iterator[str]:
-        form = RecordFormat(
-            text_key=self._settings.text_key, content=self._settings.format, text_unit=self._settings.text_unit
-        )
-        limit = self._settings.max_bytes
-        for file in self._files:
-            on_reject = self._count if self._settings.on_error == "quarantine" else None
-            texts = (
-                _plain_lines(file, on_reject) if _is_plain_text(file, form) else _record_texts(file, form, on_reject)
-            )
-            for text in texts:
-                size = len(text.encode())
-                if self.num_bytes + size > limit:
-                    return
-                self.num_documents += 1
-                self.num_bytes += size
-                if self.num_documents % 1000 == 0:
-                    self._progress.update(self.num_bytes, total=None, unit="bytes", documents=self.num_documents)
-                yield text
-
-    def _count(self, reject: Reject) -> None:
-        self.num_rejected += 1
-        if self.num_rejected == 1:
-            self._progress.note(f"passed over: {reject.file}, line {reject.line}: {reject.reason}")
-
-
-def _record_texts(file: SourceFile, form: RecordFormat, on_reject: OnReject) -> Iterator[str]:
-    return (record.text for record in read_records([file], form, on_reject=on_reject))
-
-
-def _is_plain_text(file: SourceFile, form: RecordFormat) -> bool:
-    """Tell a file without a form or a known name that holds lines of text, by its first character."""
-    is_of_lines = detect_kind(file, _JSON_LINES).content == "json_lines"
-    if form.content != "auto" or not is_of_lines or file.file_name.endswith(DATA_SUFFIXES):
-        return False  # damaged JSON is an error, never text to learn from
-    for block in file_blocks(file, Position(), form=_JSON_LINES, block_bytes=1):
-        data = block.data.lstrip(b"\xef\xbb\xbf \t\r\n\0") if isinstance(block, LineBlock) else b"{"
-        if data:
-            return not data.startswith(b"{")
-    return False
-
-
-def _plain_lines(file: SourceFile, on_reject: OnReject) -> Iterator[str]:
-    for block in file_blocks(file, Position(), form=_JSON_LINES):
-        if not isinstance(block, LineBlock):
-            return
-        for number, line in enumerate(block.data.splitlines(keepends=True), block.start.line):
-            try:
-                yield line.decode("utf-8")
-            except UnicodeDecodeError as error:
-                place = f"byte 0x{line[error.start]:02x} at position {error.start} of the line"
-                reason = f"{place} is not valid UTF-8"
-                if on_reject is None:
-                    raise RecordError(file.name, number, reason) from None
-                on_reject(Reject(file.name, number, 0, reason))
-
-
-def _trained(settings: TokenizerConfig, texts: _Texts) -> Any:
+def _trained(settings: TokenizerConfig, texts: TrainingTexts) -> Any:
     """Return a trained `tokenizers.Tokenizer`."""
     return {"bpe": _train_bpe, "wordpiece": _train_wordpiece, "unigram": _train_unigram}[settings.kind](settings, texts)
 
 
-def _train_bpe(settings: TokenizerConfig, texts: _Texts) -> Any:
+def _train_bpe(settings: TokenizerConfig, texts: TrainingTexts) -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -175,7 +119,7 @@ def _train_bpe(settings: TokenizerConfig, texts: _Texts) -> Any:
     return _fitted(tokenizer, trainer, texts)
 
 
-def _train_wordpiece(settings: TokenizerConfig, texts: _Texts) -> Any:
+def _train_wordpiece(settings: TokenizerConfig, texts: TrainingTexts) -> Any:
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
@@ -200,7 +144,7 @@ def _train_wordpiece(settings: TokenizerConfig, texts: _Texts) -> Any:
     return Tokenizer.from_str(json.dumps(data))
 
 
-def _alphabet(texts: _Texts, limit: int) -> list[str]:
+def _alphabet(texts: TrainingTexts, limit: int) -> list[str]:
     """Return the most frequent characters, in the order of their code points."""
     counts: Counter[str] = Counter()
     for text in texts:
@@ -210,7 +154,7 @@ def _alphabet(texts: _Texts, limit: int) -> list[str]:
     return sorted(frequent[:limit])
 
 
-def _train_unigram(settings: TokenizerConfig, texts: _Texts) -> Any:
+def _train_unigram(settings: TokenizerConfig, texts: TrainingTexts) -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.Unigram())
@@ -225,7 +169,7 @@ def _train_unigram(settings: TokenizerConfig, texts: _Texts) -> Any:
     return _fitted(tokenizer, trainer, texts)
 
 
-def _fitted(tokenizer: Any, trainer: Any, texts: _Texts) -> Any:
+def _fitted(tokenizer: Any, trainer: Any, texts: TrainingTexts) -> Any:
     try:
         tokenizer.train_from_iterator(iter(texts), trainer=trainer)
     except (ConfigError, InputError):
@@ -245,6 +189,8 @@ def _source_settings(settings: TokenizerConfig) -> SourceSettings:
 
 
 def _raw_files(settings: TokenizerConfig) -> dict[str, Path]:
+    if settings.load:
+        return {f"tokenizer/{name}": path for name, path in tokenizer_files(settings.load).items()}
     return raw_source_files(settings.sources, _source_settings(settings))
 
 
