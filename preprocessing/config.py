@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from contracts.configuration import Settings, added, execution
-from preprocessing.samples.objectives import CausalObjective, Objective
+from preprocessing.samples.objectives import BertConfig, FimConfig, Objective, T5Config
 from preprocessing.samples.splits import parse_split
 
 END_OF_DOCUMENT = "<|endoftext|>"
@@ -266,10 +266,11 @@ class IndexConfig(Settings):
     )
 
     objective: Objective = added(
-        CausalObjective(),
-        description="What the samples are for: {kind: causal}, {kind: fim}, {kind: bert} or {kind: t5}, each with "
-        "settings of its own.",
+        "causal", description="What samples are for; fim, bert and t5 have a section each."
     )
+    fim: FimConfig = added(FimConfig(), description="Fill-in-the-middle samples.")
+    bert: BertConfig = added(BertConfig(), description="BERT's samples; their documents are rows of sentences.")
+    t5: T5Config = added(T5Config(), description="T5's samples; seq_length is that of the encoder.")
 
     @property
     def is_counted(self) -> bool:

@@ -85,9 +85,9 @@ def main(arguments: list[str]) -> None:
 
 
 def _open_samples(job: Job, split: str) -> "SampleSource":
-    from preprocessing.samples.gpt import GPTSamples
+    from preprocessing.samples.opening import open_causal_samples
 
-    source: SampleSource = GPTSamples(Path(job.index), split)
+    source: SampleSource = open_causal_samples(Path(job.index), split)
     return source
 
 

@@ -26,20 +26,17 @@ from contracts.store import Workspace
 from preprocessing.config import IndexConfig
 from preprocessing.dataset.token_dataset import TokenDataset, artifact_content, pair_files
 from preprocessing.reading.recorded import recorded_path
+from preprocessing.samples.bert_index import build_sentence_part
+from preprocessing.samples.index_files import INDEX_FILE, INDEX_FORMAT
 from preprocessing.samples.kernels import blend, blend_exhaustively
-from preprocessing.samples.parts import Part, find_parts
+from preprocessing.samples.parts import Asked, Part, find_parts
 from preprocessing.samples.sample_index import plan_units, save_array, save_sample_index
 from preprocessing.samples.splits import SPLITS, parse_split
-
-INDEX_FILE = "index.json"
-INDEX_FORMAT = 1
+from preprocessing.samples.t5_lengths import lengths_for_encoder
 
 # Each dataset of a weighted blend is built for this much more than its share, so that rounding
 # never asks for a sample that it lacks (Megatron-LM: mid_level_dataset_surplus).
 SURPLUS = 0.005
-
-
-_Asked = int | Callable[[int], int] | None
 
 
 @dataclass(frozen=True)
@@ -99,6 +96,7 @@ def build_index(
         "split": settings.split,
         "weights": None if settings.weights is None else list(settings.weights),
         "datasets": [dataset.identity for dataset in datasets],
+        **_objective_of(settings),
         **({"parts": [{"dataset": part.dataset, "subset": part.subset} for part in parts]} if settings.subsets else {}),
         "splits": splits,
     }
@@ -109,6 +107,25 @@ def build_index(
         "splits": splits,
         "warnings": warnings,
     }
+
+
+def _objective_of(settings: IndexConfig) -> dict[str, Any]:
+    """Describe the objective for `index.json`; nothing for plain causal samples."""
+    if settings.objective == "causal":
+        return {}
+    stride, shared = _window(settings)
+    rows = {"row_tokens": stride} if not shared else {}
+    own = {"fim": settings.fim, "bert": settings.bert, "t5": settings.t5}[settings.objective]
+    return {"objective": {"kind": settings.objective, "settings": own.model_dump(mode="json")}, **rows}
+
+
+def _window(settings: IndexConfig) -> tuple[int, int]:
+    """Return how far apart samples begin, and how many tokens neighbours share."""
+    if settings.objective == "t5":
+        return lengths_for_encoder(settings.seq_length, settings.t5).window, 0
+    if settings.objective == "bert":
+        return settings.seq_length - 2, 0  # [CLS] and [SEP]
+    return settings.seq_length, 1
 
 
 def _splits(settings: IndexConfig, num_parts: int) -> list[_Split]:
@@ -144,16 +161,19 @@ def _share_of_samples(
 
 
 def _build_part(
-    split: _Split, part: Part, settings: IndexConfig, asked: _Asked, folder: Path, warnings: list[str]
+    split: _Split, part: Part, settings: IndexConfig, asked: Asked, folder: Path, warnings: list[str]
 ) -> dict[str, Any]:
     """Build one split of one part; refuse or warn where it holds no document or no sample.
 
     Args:
         asked: Samples to build, or a function that tells them by the samples of one epoch; None for one epoch.
     """
+    if settings.objective == "bert" and settings.bert.pairs != "none":
+        return build_sentence_part(split.name, split.bounds, part, settings, asked, folder, warnings)
     lengths = part.tokens.lengths
+    stride, shared = _window(settings)
     units = part.units(split.bounds, by=settings.split_by, seed=settings.seed)
-    plan = plan_units(lengths, units, settings.seq_length, None)
+    plan = plan_units(lengths, units, stride, None, extra_tokens=shared)
     num_samples = asked(plan.samples_per_epoch) if callable(asked) else asked
     where = f"{split.name} of {part.name}"
     has_asked = split.name == "train" or bool(num_samples)
@@ -165,10 +185,10 @@ def _build_part(
         warnings.append(text)
         num_samples = None
     if num_samples is not None:
-        plan = plan_units(lengths, units, settings.seq_length, num_samples)
+        plan = plan_units(lengths, units, stride, num_samples, extra_tokens=shared)
     numbers = (
-        f"{where}: {plan.tokens_per_epoch} tokens give {plan.samples_per_epoch} samples of {settings.seq_length} "
-        "tokens (and one label) an epoch"
+        f"{where}: {plan.tokens_per_epoch} tokens give {plan.samples_per_epoch} samples of {stride} "
+        f"tokens{' (and one label)' if shared else ''} an epoch"
     )
     if plan.num_samples == 0 and plan.tokens_per_epoch:
         if has_asked:
@@ -223,7 +243,7 @@ def _build_blend(
     return {"samples": len(chosen), "datasets": built}
 
 
-def _shares(split: _Split, parts: Sequence[Part], settings: IndexConfig) -> tuple[list[int], Any, Sequence[_Asked]]:
+def _shares(split: _Split, parts: Sequence[Part], settings: IndexConfig) -> tuple[list[int], Any, Sequence[Asked]]:
     """Return the parts that are drawn from, their weights (sum 1) if they have any, and the samples asked of each.
 
     A part of weight 0 is left out: it would win ties in the choice of the next part.
@@ -239,7 +259,7 @@ def _shares(split: _Split, parts: Sequence[Part], settings: IndexConfig) -> tupl
     return used, normalised / np.sum(normalised), wanted
 
 
-def _asked_of(number: int, split: _Split, settings: IndexConfig) -> _Asked:
+def _asked_of(number: int, split: _Split, settings: IndexConfig) -> Asked:
     """Training samples of a part that is counted in epochs or tokens; the other splits are read once."""
     if split.name != "train" or not settings.is_counted:
         return None

@@ -1,6 +1,6 @@
 """Parts of a blend: whole datasets, or the subsets of one; and which of their sequences a split reads."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,6 +16,8 @@ from preprocessing.samples.sample_index import Units
 from preprocessing.samples.splits import split_range
 
 NO_SUBSET = "(none)"
+Asked = int | Callable[[int], int] | None
+"""Samples asked of a part, or a function that tells them by the samples of one epoch; None for one epoch."""
 MAX_PARTS = 2**15 - 1  # parts are numbered in 16 bits, as in Megatron-LM's blends
 
 
@@ -54,14 +56,26 @@ class Part:
             seed: Of the division by hash.
         """
         if by == "hash":
-            at = places(_keys(self.tokens)[_indexer(self._documents)], seed)
-            chosen = np.arange(self.tokens.num_documents)[_indexer(self._documents)]
-            return self._sequences(chosen[(at >= bounds[0]) & (at < bounds[1])])
+            return self._sequences(self.documents(bounds, by=by, seed=seed))
         if self.subset is None:
             return split_range(bounds, self.tokens.num_sequences)
         units = self._sequences(np.asarray(self._documents))
         chosen = split_range(bounds, len(units))
         return units[chosen.start : chosen.stop]
+
+    def documents(self, bounds: tuple[float, float], *, by: str, seed: int) -> npt.NDArray[np.int64]:
+        """Return the documents that a split reads, by number; arguments as for `units`, positions over documents."""
+        numbers = np.arange(self.tokens.num_documents)[_indexer(self._documents)]
+        if by == "hash":
+            at = places(_keys(self.tokens)[numbers], seed)
+            return np.asarray(numbers[(at >= bounds[0]) & (at < bounds[1])])
+        chosen = split_range(bounds, len(numbers))
+        return np.asarray(numbers[chosen.start : chosen.stop])
+
+    def sentences(self, documents: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the first sequence of each document, and one past its last: (documents,) each."""
+        firsts, counts = _sequences_of_documents(self.tokens)
+        return firsts[documents], firsts[documents] + counts[documents]
 
     def _sequences(self, documents: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the numbers of all sequences of some documents."""

@@ -1,0 +1,53 @@
+"""How long the window, the encoder row and the decoder row of a T5 sample are."""
+
+from dataclasses import dataclass
+
+from contracts.errors import ConfigError
+from preprocessing.samples.objectives import T5Config
+
+
+@dataclass(frozen=True)
+class SpanLengths:
+    """Lengths of a sample, in tokens.
+
+    Args:
+        window: Of the text.
+        noise, spans: Tokens taken out, and in how many spans.
+        encoder: window - noise + spans + 1 (EOS).
+        decoder: noise + spans + 1 (EOS).
+    """
+
+    window: int
+    noise: int
+    spans: int
+
+    @property
+    def encoder(self) -> int:
+        return self.window - self.noise + self.spans + 1
+
+    @property
+    def decoder(self) -> int:
+        return self.noise + self.spans + 1
+
+
+def lengths_for_encoder(seq_length: int, objective: T5Config) -> SpanLengths:
+    """Return the longest window whose encoder row has at most `seq_length` tokens.
+
+    Raises:
+        ConfigError: Not even the shortest window fits.
+    """
+    found: SpanLengths | None = None
+    window = 2
+    while (lengths := lengths_of_window(window, objective)).encoder <= seq_length:
+        found = lengths
+        window += 1
+    if found is None:
+        raise ConfigError(f"index.seq_length is {seq_length}: too short for a t5 sample.")
+    return found
+
+
+def lengths_of_window(window: int, objective: T5Config) -> SpanLengths:
+    """Return the lengths that follow from a window; at least one token is noise and one is not."""
+    noise = min(max(1, round(window * objective.noise_density)), window - 1)
+    spans = min(max(1, round(noise / objective.mean_span_length)), noise, window - noise)
+    return SpanLengths(window, noise, spans)
