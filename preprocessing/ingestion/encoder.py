@@ -88,7 +88,8 @@ class BlockEncoder:
             subsets, digests = [subsets[n] for n in keep], [digests[n] for n in keep]
             lines, offsets, sizes, lengths = lines[keep], offsets[keep], sizes[keep], lengths[keep]
         ids, lengths = _with_bounds(ids, lengths, self._plan, self._tokenizer.token_dtype)
-        _refuse_too_long(block.end.piece, lines, lengths)
+        end = block.end  # counts the lines
+        _refuse_too_long(end.piece, lines, lengths)
         return EncodedBlock(
             ids=ids,
             lengths=lengths,
@@ -99,7 +100,7 @@ class BlockEncoder:
             subsets=subsets,
             rejects=parsed.rejects,
             events=sorted(events, key=lambda event: event.line),
-            end=block.end,
+            end=end,
             file_bytes_read=block.file_bytes_read,
             engine=self._engine.name,
         )

@@ -101,12 +101,12 @@ def _tiktoken(tokenizer: Tokenizer) -> Engine:
     return tiktoken_engine(tokenizer)
 
 
-# In the order in which `auto` tries them. Measured on 260 MB of mixed text with GPT-2's vocabulary,
-# in memory, MB a CPU-second: fastokens 215, gigatoken 203, tiktoken 11, pieces 8.6, tokenizers 2.9.
-# fastokens is first because it bounds its own cache.
+# In the order in which `auto` tries them. Measured on 260 MB of mixed text with GPT-2's vocabulary, in
+# memory, MB a CPU-second: gigatoken 203, fastokens 215, tiktoken 11, pieces 8.6, tokenizers 2.9.
+# gigatoken starts in half the time and takes 80 MB less; fastokens knows more patterns.
 ENGINES: Mapping[str, EngineKind] = {
-    "fastokens": EngineKind(_fastokens, "fastokens"),
     "gigatoken": EngineKind(_gigatoken, "gigatoken"),
+    "fastokens": EngineKind(_fastokens, "fastokens"),
     "tiktoken": EngineKind(_tiktoken, "tiktoken"),
     "pieces": EngineKind(_pieces, "tokenizers", is_fast=False),
     "tokenizers": EngineKind(_reference, "tokenizers", is_fast=False),

@@ -16,7 +16,8 @@ import numpy as np
 from preprocessing.tokenization.engines import Engine, Ids, Lengths, UnusableEngineError
 from preprocessing.tokenization.tokenizer import Tokenizer
 
-CACHE_BYTES = 256 * 2**20  # growth of the process after which a library is built anew (0.1 to 0.3 CPU-s)
+CACHE_BYTES = 192 * 2**20  # growth of the process after which a library is built anew (0.1 to 0.3 CPU-s)
+BOUNDED_CACHE_BYTES = 384 * 2**20  # of a library that bounds its cache, at 220 MB
 REBUILD_CHARACTERS = 64 * 2**20  # not more often than this, or without a way to see the process's memory
 
 Encode = Callable[[Sequence[str]], tuple[Ids, Lengths]]
@@ -58,7 +59,7 @@ class LibraryEngine:
         return resident > self._limit and self._characters > REBUILD_CHARACTERS
 
 
-def fastokens_engine(tokenizer: Tokenizer, *, cache_bytes: int = CACHE_BYTES) -> Engine:
+def fastokens_engine(tokenizer: Tokenizer, *, cache_bytes: int = BOUNDED_CACHE_BYTES) -> Engine:
     """Return the engine of the `fastokens` package.
 
     Raises:

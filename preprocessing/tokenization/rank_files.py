@@ -157,7 +157,8 @@ def _definition(ranks: Mapping[bytes, int], pattern: str, special: Mapping[str, 
             "fuse_unk": False,
             "byte_fallback": False,
             "ignore_merges": True,  # tiktoken looks a whole pre-token up first
-            "vocab": {written(token): rank for token, rank in ranks.items()},
+            # The library gives an added token its id only if the vocabulary has it; no merge leads there.
+            "vocab": {written(token): rank for token, rank in ranks.items()} | dict(special),
             "merges": [[written(left), written(right)] for left, right in merges],
         },
         added_tokens=[special_token(token, number) for token, number in special.items()],

@@ -63,8 +63,8 @@ def read_model(data: bytes, name: str) -> Model:
         trainer, normalizer = (_last(fields, number) for number in (2, 3))
     except (ValueError, IndexError, struct.error) as error:
         raise ConfigError(f"{name}: not a SentencePiece model, or a damaged one ({error}).") from error
-    if not pieces:
-        raise ConfigError(f"{name}: not a SentencePiece model: it holds no pieces.")
+    if not pieces or not trainer or not normalizer:
+        raise ConfigError(f"{name}: not a whole SentencePiece model: it lacks pieces, or how they are used.")
     return Model(
         kind=int(trainer.get(3, UNIGRAM)),
         pieces=pieces,
