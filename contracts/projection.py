@@ -116,6 +116,8 @@ def _project(artifact: Artifact, store: ArtifactStore, tracker: Tracker) -> RunV
     uses = _dataset_uses(artifact, relatives)
     left_out = log_settings(tracker, run, manifest.config)
     tracker.log_text(run.run_id, manifest.to_json(), "manifest.json")
+    for name in artifact.path.glob("*.html") if artifact.kind == "report" else ():
+        tracker.log_text(run.run_id, name.read_text(encoding="utf-8"), name.name)
     tracker.log_datasets(run, uses)
     push_history(tracker, run, artifact.path / METRICS_FILE)
     above = [r.item for r in relatives if isinstance(r.item, Artifact) and r.item.kind in MODEL_KINDS]

@@ -40,3 +40,10 @@ class ReportConfig(Settings):
     """Draw what a chain measured: loss curve, per-subset plots, one self-contained HTML page."""
 
     title: str = Field("", description="Title of the page. Empty: the label of the run.")
+
+
+class DataCardConfig(Settings):
+    """Describe a dataset: subsets, sources, what was left out, lengths, some documents."""
+
+    title: str = Field("", description="Title of the page. Empty: the label of the dataset.")
+    samples: int = Field(3, ge=0, description="Documents to show on the page, chosen at random.")

@@ -52,11 +52,34 @@ def subset_bars(
 
 def subset_sizes(path: Path, names: Sequence[str], tokens: Sequence[int]) -> None:
     """Draw the tokens of each subset of the training data."""
+    named_bars(path, names, [count / 1e6 for count in tokens], label="tokens (millions)")
+
+
+def named_bars(path: Path, names: Sequence[str], values: Sequence[float], *, label: str) -> None:
+    """Draw one bar for each name, the first on top."""
     figure, axes = _axes(7.5, 1.2 + 0.35 * len(names))
-    axes.barh(range(len(names)), [count / 1e6 for count in tokens], color=ACCENT)
+    axes.barh(range(len(names)), values, color=ACCENT)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
-    axes.set_xlabel("training tokens (millions)")
+    axes.set_xlabel(label)
+    _save(figure, path)
+
+
+def length_bars(path: Path, rows: Sequence[Mapping[str, int]]) -> None:
+    """Draw the shares of documents and of tokens by the length of the document.
+
+    Args:
+        rows: Bins `from` .. `to` with `sequences` and `tokens`, in order.
+    """
+    figure, axes = _axes(7.5, 3.6)
+    at = range(len(rows))
+    for offset, key, name, colour in ((-0.2, "sequences", "documents", QUIET), (0.2, "tokens", "tokens", ACCENT)):
+        total = max(1, sum(row[key] for row in rows))
+        axes.bar([n + offset for n in at], [100 * row[key] / total for row in rows], 0.4, color=colour, label=name)
+    axes.set_xticks(at, [f"{row['from']:,}" for row in rows], rotation=45, ha="right")
+    axes.set_xlabel("length of the document in tokens, from")
+    axes.set_ylabel("share (%)")
+    axes.legend(frameon=False)
     _save(figure, path)
 
 

@@ -1,6 +1,5 @@
 """The report stage: what a chain measured, as PNG files and one HTML page that needs no other file."""
 
-import base64
 import html
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from contracts.json_text import parse_json
 from contracts.store import Workspace
 from evaluation.config import ReportConfig
 from evaluation.evaluate import RESULTS
+from evaluation.page import image, number, page, table
 from evaluation.plots import loss_curve, subset_bars, subset_sizes
 from evaluation.report_inputs import Subject, subject_of
 from preprocessing.dataset.token_dataset import TokenDataset
@@ -46,9 +46,14 @@ def report(settings: ReportConfig, inputs: Mapping[str, Artifact], workspace: Wo
         plots.append(("Training data", "tokens.png"))
     title = settings.title or checkpoint.name
     facts = _facts(checkpoint, dataset, curve, unigram)
-    tables = [_table(["fact", "value"], [[key, str(value)] for key, value in facts.items()])]
+    tables = [table(["fact", "value"], [[key, str(value)] for key, value in facts.items()])]
     tables += [f"<h2>Held-out, per subset: {html.escape(name)}</h2>{_metrics_table(r)}" for name, r in results.items()]
-    write_atomically(folder / PAGE, _page(title, folder, plots, tables, _sources(subject)))
+    about = (
+        "What was trained, on what, and how it does on the documents of each evaluation. "
+        "Intervals are 95 %, over documents."
+    )
+    body = [tables[0], *(image(name, folder / file) for name, file in plots), *tables[1:]]
+    write_atomically(folder / PAGE, page(title, about, body, _sources(subject)))
     summary: dict[str, Any] = {"title": title, "plots": [name for _, name in plots]}
     if curve:
         summary["first_loss_nats"], summary["final_loss_nats"] = losses(curve)[0], final_loss(curve)
@@ -166,51 +171,8 @@ def _metrics_table(result: Mapping[str, Any]) -> str:
         interval = ""
         if "bits_per_byte_low" in group:
             interval = f"{group['bits_per_byte_low']:.4f} .. {group['bits_per_byte_high']:.4f}"
-        rows.append([name, *(_number(group.get(key)) for key in columns), interval])
+        rows.append([name, *(number(group.get(key)) for key in columns), interval])
     how = "".join(
         f"<li>{html.escape(key)}: {html.escape(str(value))}</li>" for key, value in result.get("how", {}).items()
     )
-    return _table(["subset", *columns, "95 % interval of bits per byte"], rows) + f"<ul class=how>{how}</ul>"
-
-
-def _number(value: Any) -> str:
-    if value is None:
-        return "-"
-    return f"{value:,}" if isinstance(value, int) else f"{value:.6g}"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    top = "".join(f"<th>{html.escape(text)}</th>" for text in head)
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(text)}</td>" for text in row) + "</tr>" for row in rows)
-    return f"<table><tr>{top}</tr>{body}</table>"
-
-
-_STYLE = """
-body{font:15px/1.5 system-ui,sans-serif;max-width:68em;margin:2em auto;padding:0 1em;color:#1f2933}
-table{border-collapse:collapse;margin:.6em 0;font-size:14px}
-th,td{border-bottom:1px solid #e4e7eb;padding:.25em .8em;text-align:left}
-img{max-width:100%;border:1px solid #e4e7eb} .how{color:#52606d;font-size:13px} code{color:#52606d}
-"""
-
-
-def _page(
-    title: str,
-    folder: Path,
-    plots: Sequence[tuple[str, str]],
-    tables: Sequence[str],
-    made_of: Mapping[str, Artifact],
-) -> str:
-    images = "".join(_image(name, folder / file) for name, file in plots)
-    sources = _table(["input", "artifact", "fingerprint"], [[n, i.name, i.fingerprint] for n, i in made_of.items()])
-    return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>'
-        f"<style>{_STYLE}</style><h1>{html.escape(title)}</h1><p>What was trained, on what, and how it does on the "
-        f"documents of each evaluation. Intervals are 95 %, over documents.</p>"
-        f"{tables[0]}{images}{''.join(tables[1:])}"
-        f"<h2>Made of</h2>{sources}</html>\n"
-    )
-
-
-def _image(name: str, path: Path) -> str:
-    title, data = html.escape(name), base64.b64encode(path.read_bytes()).decode("ascii")
-    return f'<h2>{title}</h2><img alt="{title}" src="data:image/png;base64,{data}">'
+    return table(["subset", *columns, "95 % interval of bits per byte"], rows) + f"<ul class=how>{how}</ul>"

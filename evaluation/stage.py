@@ -8,7 +8,7 @@ from contracts.artifact import Artifact
 from contracts.files import user_path
 from contracts.stage import Stage
 from contracts.store import Workspace
-from evaluation.config import EvaluateConfig, ReportConfig
+from evaluation.config import DataCardConfig, EvaluateConfig, ReportConfig
 
 
 def _evaluate(settings: EvaluateConfig, inputs: Mapping[str, Artifact], workspace: Workspace) -> dict[str, Any]:
@@ -21,6 +21,12 @@ def _report(settings: ReportConfig, inputs: Mapping[str, Artifact], workspace: W
     from evaluation.report import report
 
     return report(settings, inputs, workspace)
+
+
+def _data_card(settings: DataCardConfig, inputs: Mapping[str, Artifact], workspace: Workspace) -> dict[str, Any]:
+    from evaluation.data_card import data_card
+
+    return data_card(settings, inputs, workspace)
 
 
 def _raw_files(settings: EvaluateConfig) -> dict[str, Path]:
@@ -56,3 +62,4 @@ EVALUATE = Stage(
     raw=_raw,
 )
 REPORT = Stage(name="report", version=1, kind="report", settings=ReportConfig, work=_report)
+DATA_CARD = Stage(name="data-card", version=1, kind="report", settings=DataCardConfig, work=_data_card)

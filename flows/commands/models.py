@@ -279,27 +279,38 @@ def score(
 
 
 def report(
-    checkpoint: CheckpointOption,
+    checkpoint: Annotated[str | None, typer.Option(help="Checkpoint artifact to report on.", metavar="REF")] = None,
     evaluation: Annotated[
         list[str] | None, typer.Option("--evaluation", help="Evaluation artifacts to show.", metavar="REF...")
     ] = None,
     dataset: Annotated[
-        str | None, typer.Option(help="Dataset artifact. Default: what the checkpoint was trained on.")
+        str | None,
+        typer.Option(help="Dataset artifact. Alone: its data card. Default: the checkpoint's own."),
     ] = None,
     config: ConfigOption = None,
     overrides: SetOption = None,
     store: StoreOption = None,
     output: OutputOption = None,
+    track: TrackOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Draw loss curve and per-subset plots into PNG files and one self-contained HTML page.
+    """Draw loss curve and per-subset plots, or the data card of a dataset: PNG files and one self-contained HTML page.
 
     Example: [bold]shardline report --checkpoint run --evaluation evaluation --output report[/bold]
+
+    Example: [bold]shardline report --dataset dataset --output data-card[/bold]
     """
-    from evaluation.config import ReportConfig
-    from evaluation.stage import REPORT
+    from evaluation.config import DataCardConfig, ReportConfig
+    from evaluation.stage import DATA_CARD, REPORT
 
     where = store_at(store, output)
+    if checkpoint is None and dataset is not None and not evaluation:
+        card = settings_of(DataCardConfig, "data-card", config, overrides, {})
+        given = {"dataset": artifact_of(dataset, where, ("dataset",))}
+        run_one(DATA_CARD, card, where, inputs=given, as_json=as_json, track=track, hints=["open {path}/report.html"])
+        return
+    if checkpoint is None:
+        raise ConfigError("report: give --checkpoint REF for a training run, or --dataset REF alone for a data card.")
     inputs = {"checkpoint": artifact_of(checkpoint, where, ("checkpoint", "model"))}
     if dataset is not None:
         inputs["dataset"] = artifact_of(dataset, where, ("dataset",))
@@ -307,4 +318,4 @@ def report(
         item = artifact_of(reference, where, ("evaluation",))
         inputs[f"evaluation.{item.manifest.label}" if n == 0 else f"evaluation.{item.manifest.label}.{n}"] = item
     settings = settings_of(ReportConfig, "report", config, overrides, {})
-    run_one(REPORT, settings, where, inputs=inputs, as_json=as_json, hints=["open {path}/report.html"])
+    run_one(REPORT, settings, where, inputs=inputs, as_json=as_json, track=track, hints=["open {path}/report.html"])
