@@ -27,7 +27,24 @@ if TYPE_CHECKING:
     from preprocessing.config import IngestConfig
 
 Sources = Annotated[
-    list[str] | None, typer.Option("--source", help="Files, folders or globs; several may follow.", metavar="PATH...")
+    list[str] | None,
+    typer.Option(
+        "--source",
+        help="Files, folders, globs, addresses (s3://..., https://...), hub datasets (hf://NAME:SPLIT); several.",
+        metavar="PATH...",
+    ),
+]
+FormatOption = Annotated[
+    Literal["auto", "jsonl", "text"] | None,
+    typer.Option("--format", help="What files of lines hold: JSON objects or plain text. Default: by their names."),
+]
+TextUnitOption = Annotated[
+    Literal["line", "paragraph", "document"] | None,
+    typer.Option("--text-unit", help="What is one document in plain text. Default: document, the whole file."),
+]
+PresetOption = Annotated[
+    Literal["pile"] | None,
+    typer.Option("--preset", help="A published corpus, its files taken by name: --preset pile --source DIR."),
 ]
 
 OnErrorOption = Annotated[
@@ -43,6 +60,9 @@ def register(app: typer.Typer) -> None:
 
 def corpus(
     source: Sources = None,
+    text_format: FormatOption = None,
+    text_unit: TextUnitOption = None,
+    preset: PresetOption = None,
     on_error: OnErrorOption = None,
     config: ConfigOption = None,
     overrides: SetOption = None,
@@ -57,7 +77,14 @@ def corpus(
     from preprocessing.config import CorpusConfig
     from preprocessing.stages import CORPUS
 
-    settings = settings_of(CorpusConfig, "corpus", config, overrides, {"sources": source, "on_error": on_error})
+    flags = {
+        "sources": source,
+        "format": text_format,
+        "text_unit": text_unit,
+        "preset": preset,
+        "on_error": on_error,
+    }
+    settings = settings_of(CorpusConfig, "corpus", config, overrides, flags)
     hints = ["next: shardline tokenizer --source {path}/train --output tokenizer"]
     run_one(CORPUS, settings, store_at(store, output), as_json=as_json, hints=hints)
 
@@ -80,6 +107,9 @@ def tokenizer(
     encoding: Annotated[
         str | None, typer.Option(help="Encoding of a tiktoken file, as cl100k_base or llama3.", metavar="NAME")
     ] = None,
+    text_format: FormatOption = None,
+    text_unit: TextUnitOption = None,
+    preset: PresetOption = None,
     on_error: OnErrorOption = None,
     config: ConfigOption = None,
     overrides: SetOption = None,
@@ -104,6 +134,9 @@ def tokenizer(
         "sample": sample,
         "load": load,
         "encoding": encoding,
+        "format": text_format,
+        "text_unit": text_unit,
+        "preset": preset,
         "on_error": on_error,
     }
     settings = settings_of(TokenizerConfig, "tokenizer", config, overrides, flags)
@@ -134,6 +167,9 @@ def ingest(
     ] = None,
     text_key: Annotated[str | None, typer.Option(help="Key of the text; dots go into nested records.")] = None,
     subset_key: Annotated[str | None, typer.Option(help="Key of the subset name.")] = None,
+    text_format: FormatOption = None,
+    text_unit: TextUnitOption = None,
+    preset: PresetOption = None,
     on_error: OnErrorOption = None,
     no_eod: Annotated[bool, typer.Option("--no-eod", help="Append no end-of-document token.")] = False,
     subset: Annotated[
@@ -201,6 +237,9 @@ def ingest(
         "tokenizer": tokenizer if found is None else None,
         "text_key": text_key,
         "subset_key": subset_key,
+        "format": text_format,
+        "text_unit": text_unit,
+        "preset": preset,
         "on_error": on_error,
         "append_eod": False if no_eod else None,
         "subsets": subset,

@@ -12,6 +12,7 @@ from preprocessing.dataset.documents import choose_documents, show_documents
 from preprocessing.dataset.indexed_dataset import DTYPES, IndexedDataset
 from preprocessing.dataset.token_dataset import TokenDataset
 from preprocessing.ingestion.document_table import DOCUMENTS
+from preprocessing.reading.pile import compare_with_published, is_of_the_pile
 from preprocessing.tokenization.loading import load_tokenizer, tokenizer_format
 
 CHUNK_TOKENS = 2**24
@@ -47,6 +48,9 @@ def inspect_dataset(path: str | Path) -> dict[str, Any]:
             {"subset": name, **numbers, "bytes_per_token": numbers["bytes"] / max(1, numbers["tokens"])}
             for name, numbers in dataset.summary["subsets"].items()
         ]
+    if is_of_the_pile(dataset.summary.get("subsets", {})):
+        rows = compare_with_published(dataset.summary["subsets"])
+        result["published"] = [{"subset": name, **row} for name, row in rows.items()]
     if dataset.num_sequences:
         result["sequence_lengths"] = length_histogram(dataset.lengths)
         result["samples"] = [

@@ -70,7 +70,10 @@ def run_here(
     Args:
         tell: Told of the progress of parts that run in this process.
     """
-    for wave in schedule({number: job.parts[number].size_bytes for number in numbers}, workers):
+    waves = schedule({number: job.parts[number].size_bytes for number in numbers}, workers)
+    if any(file.is_in_this_process_only for file in job.files):
+        waves = [Wave(tuple(numbers), 1, workers)]  # read here, encoded by the workers
+    for wave in waves:
         if wave.lanes == 1:
             with _pool(job, wave.workers) as pool:
                 for number in wave.parts:

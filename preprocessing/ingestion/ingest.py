@@ -39,7 +39,8 @@ from preprocessing.ingestion.engine_choice import (
 from preprocessing.ingestion.executors import run_here
 from preprocessing.ingestion.overview import Overview
 from preprocessing.ingestion.parts import UNFINISHED, IngestJob, PartsAtWork, give_up, kept_plan
-from preprocessing.reading.damage import DamagedStreamError
+from preprocessing.reading.damage import DamagedStreamError, ForeignFileError
+from preprocessing.reading.pile import compare_with_published, doubts_about
 from preprocessing.reading.records import RecordFormat
 from preprocessing.reading.sources import SourceSettings, raw_source_files, raw_source_identities, source_files
 from preprocessing.tokenization.audit import EngineRejectedError
@@ -47,7 +48,7 @@ from preprocessing.tokenization.loading import load_tokenizer, tokenizer_files
 from preprocessing.tokenization.tokenizer import Tokenizer, keep_tokenizer
 
 IN_PROCESS_BYTES = 2**20
-REFUSALS = (ConfigError, RecordError, DamagedStreamError, EmptyDatasetError, TooManyRejectsError)
+REFUSALS = (ConfigError, RecordError, DamagedStreamError, ForeignFileError, EmptyDatasetError, TooManyRejectsError)
 """After these nothing is kept: the corpus or the settings must change first."""
 
 
@@ -189,6 +190,10 @@ def _finish(settings: IngestConfig, prepared: Prepared, workspace: Workspace) ->
     tell_findings(workspace.progress, parts.tally, job.files)
     summary = summarize(settings, prepared.tokenizer, job.encoding, parts.tally, job.files, workspace.store)
     summary["shards"] = parts.num_shards
+    if settings.preset == "pile":
+        summary["published"] = compare_with_published(summary["subsets"])
+        for doubt in doubts_about(summary["subsets"]):
+            workspace.progress.note(f"the Pile: {doubt}")
     summary["engines"] = engine_provenance(job.folder, parts.states)
     # From here on a killed run is published by the next one without the states of the parts.
     workspace.keep_result(summary)

@@ -1,6 +1,10 @@
-"""The error of a file that is not whole."""
+"""The errors of files that are not whole, or not of a form that is read."""
 
 from contracts.errors import InputError
+
+
+class ForeignFileError(InputError):
+    """A file is of a form that cannot be read here."""
 
 
 class DamagedStreamError(InputError):

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from contracts.errors import ConfigError
@@ -44,11 +45,16 @@ def hub_file(source: str) -> SourceFile:
         ConfigError: The address is wrong, the dataset or the split does not exist, or `datasets` is absent.
     """
     address = _parsed(source)
-    size = _builder(address).info.splits
-    known = size[address.split].num_bytes if size and address.split in size else 0
+    splits = _builder(address).info.splits
+    known = splits[address.split].num_bytes if splits and address.split in splits else _local_bytes(address)
     shards = int(_streamed(address).num_shards)
     name = "/".join(filter(None, (address.name.strip("/").rpartition("/")[2], address.config, address.split)))
     return SourceFile(name, source, num_bytes=known or shards * _SHARD_BYTES)
+
+
+def _local_bytes(address: HubAddress) -> int:
+    files = (_builder(address).config.data_files or {}).get(address.split, [])
+    return sum(Path(name).stat().st_size for name in files if Path(name).is_file())
 
 
 def hub_identity(source: str) -> str:

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from contracts.errors import InputError
 from preprocessing.reading.compression import READ_BYTES, Packing, decode, packing_of
-from preprocessing.reading.damage import DamagedStreamError
+from preprocessing.reading.damage import DamagedStreamError, ForeignFileError
 from preprocessing.reading.hub import is_hub_address
 from preprocessing.reading.names import is_text_name
 from preprocessing.reading.records import BOM, RecordFormat
@@ -38,7 +37,7 @@ def detect_kind(source: SourceFile, form: RecordFormat) -> FileKind:
     """Tell the type of a file by its first bytes.
 
     Raises:
-        InputError: The file is of a type that cannot be read here.
+        ForeignFileError: The file is of a type that cannot be read here.
         ConfigError: The file cannot be opened.
     """
     if is_hub_address(str(source.place)):
@@ -50,11 +49,13 @@ def detect_kind(source: SourceFile, form: RecordFormat) -> FileKind:
     name = source.file_name
     if not head and name.endswith((".gz", ".zst", ".xz", ".bz2", ".parquet", ".arrow", ".tar", ".tgz")):
         suffix = name.rpartition(".")[2]
-        raise InputError(f"{source.place}: holds no byte, so it is no {suffix} file. Copy it again, or leave it out.")
+        raise ForeignFileError(
+            f"{source.place}: holds no byte, so it is no {suffix} file. Copy it again, or leave it out."
+        )
     inner = head if packing == "plain" else _first_bytes(head, packing, source.name)
     content = content_of(inner, name, form, where=str(source.place))
     if packing != "plain" and content in SEEKABLE:
-        raise InputError(
+        raise ForeignFileError(
             f"{source.place}: is a {content.partition('_')[0].title()} file inside {packing}, which cannot be read in "
             "parts. Unpack it; the format compresses by itself."
         )
@@ -79,7 +80,7 @@ def content_of(head: bytes, name: str, form: RecordFormat, *, where: str) -> Con
         where: The file, for messages.
 
     Raises:
-        InputError: It cannot be read here.
+        ForeignFileError: It cannot be read here.
     """
     if head.startswith(b"PAR1"):
         return "parquet"
@@ -89,7 +90,7 @@ def content_of(head: bytes, name: str, form: RecordFormat, *, where: str) -> Con
         return "arrow_stream"
     for magic, kind in _REFUSED.items():
         if head.startswith(magic):
-            raise InputError(
+            raise ForeignFileError(
                 f"{where}: its first bytes say {kind}, which is not read. Convert it to .jsonl, .gz or .zst."
             )
     if head.startswith(b"WARC/"):

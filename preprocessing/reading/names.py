@@ -10,6 +10,8 @@ DATA_SUFFIXES = (
     ".arrow",
     *ARCHIVE_SUFFIXES,
 )
+DATA_NAMES = ".jsonl, .json, .ndjson, .warc, .wet, .tar (each also with .gz, .zst, .xz, .bz2), .parquet, .arrow"
+TEXT_NAMES = ".txt, .text, .md, .tar (each also with .gz, .zst, .xz, .bz2)"
 TEXT_SUFFIXES = tuple(name + suffix for name in (".txt", ".text", ".md") for suffix in PACKING_SUFFIXES)
 
 

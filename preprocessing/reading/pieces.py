@@ -9,11 +9,11 @@ hides nothing.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from contracts.errors import InputError, RecordError
+from contracts.errors import RecordError
 from preprocessing.reading.arrow import arrow_file_blocks, arrow_stream_blocks, num_batches
 from preprocessing.reading.blocks import BLOCK_BYTES, LINE_BYTES, Block, Position, from_line
 from preprocessing.reading.compression import Chunks, decompressed_chunks
-from preprocessing.reading.damage import DamagedStreamError
+from preprocessing.reading.damage import DamagedStreamError, ForeignFileError
 from preprocessing.reading.hub import hub_blocks, num_hub_shards
 from preprocessing.reading.kinds import SEEKABLE, Content, FileKind, content_of, detect_kind
 from preprocessing.reading.lines import line_blocks, piece_chunks
@@ -52,7 +52,7 @@ def cut_file(source: SourceFile, number: int, *, piece_bytes: int, form: RecordF
 
     Raises:
         ConfigError: The file cannot be opened.
-        InputError: The file is of no known type.
+        ForeignFileError: The file is of no known type.
     """
     kind = detect_kind(source, form)
     size_bytes = source.size_bytes
@@ -133,7 +133,7 @@ def piece_blocks(
 
     Raises:
         DamagedStreamError: After the last whole record before the damage.
-        InputError: The file is of no known type.
+        ForeignFileError: The file is of no known type.
     """
     kind = detect_kind(source, form)
     keys = (form.text_key, form.subset_key)
@@ -183,7 +183,7 @@ class _Cutter:
         content = content_of(head, name, self.form, where=where)
         if content == "tar" or content in SEEKABLE:
             kind = content.partition("_")[0].title()
-            raise InputError(f"{where}: {kind} inside tar is not read as a stream. Unpack the archive.")
+            raise ForeignFileError(f"{where}: {kind} inside tar is not read as a stream. Unpack the archive.")
         return self(content, chunks, position)
 
 

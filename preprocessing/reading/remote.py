@@ -15,6 +15,7 @@ from contracts.errors import ConfigError
 
 BLOCK_BYTES = 8 * 2**20  # of one request
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "http": "http", "https": "http"}
+_TIMES = ("LastModified", "Last-Modified", "last_modified", "mtime", "updated")
 # What servers call the fingerprint of a file's bytes.
 _FINGERPRINTS = ("ETag", "etag", "md5Hash", "md5", "content_md5", "crc32c", "sha256", "checksum")
 
@@ -70,7 +71,7 @@ def remote_identity(url: str) -> str:
         if url.startswith("memory://"):
             return f"sha256:{hashlib.sha256(system.cat_file(path)).hexdigest()}"
         known = [f"{key.lower()}:{str(info[key]).strip(chr(34))}" for key in _FINGERPRINTS if info.get(key)]
-        times = [str(info[key]) for key in ("LastModified", "last_modified", "mtime", "updated") if info.get(key)]
+        times = [str(info[key]) for key in _TIMES if info.get(key)]
         if not known and not times:
             raise ConfigError(
                 f"{url}: its server tells neither a fingerprint nor a time, so a change would go unseen. "

@@ -10,7 +10,7 @@ from contracts.files import user_path
 from contracts.json_text import parse_json
 from preprocessing.reading.containers import STATE, saved_dataset_files, with_members
 from preprocessing.reading.hub import hub_file, hub_identity, is_hub_address
-from preprocessing.reading.names import DATA_SUFFIXES, TEXT_SUFFIXES, is_data_name
+from preprocessing.reading.names import DATA_NAMES, TEXT_NAMES, is_data_name
 from preprocessing.reading.pile import pile_files
 from preprocessing.reading.remote import is_url, list_remote, remote_identity
 from preprocessing.reading.source_file import SourceFile
@@ -52,9 +52,9 @@ def _whole_files(sources: Sequence[str], how: SourceSettings) -> list[SourceFile
             raise ConfigError(f"{how.setting}: an empty text is no file or folder. Leave it out.")
         found = _files_of(source, how)
         if not found:
-            suffixes = TEXT_SUFFIXES if how.is_text_wanted else DATA_SUFFIXES
+            names = TEXT_NAMES if how.is_text_wanted else DATA_NAMES
             raise ConfigError(
-                f"{how.setting}: {source!r} holds no data file. Data files end in {', '.join(suffixes)}; "
+                f"{how.setting}: {source!r} holds no data file. Data files end in {names}; "
                 "name other files one by one or by a glob, and plain text by format: text (--format text)."
             )
         for file in found:

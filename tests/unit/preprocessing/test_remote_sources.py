@@ -1,6 +1,9 @@
 """Files by address are to the rest what files by path are; their servers say what tells them apart."""
 
+import http.server
+import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import fsspec
@@ -83,6 +86,33 @@ def test_a_file_that_became_shorter_than_its_server_said_is_truncated(memory: fs
     memory.pipe_file("/data/a.jsonl", json_lines()[:60])
     with pytest.raises(DamagedStreamError, match=r"a.jsonl: ends at byte 60 of \d+: the file is truncated"):
         parsed(source)
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Iterator[str]:
+    handler = partial(_Quiet, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "frames.jsonl.zst", "a.parquet"])
+def test_a_web_server_without_ranges_is_read_too(web: str, tmp_path: Path, name: str):
+    (tmp_path / name).write_bytes(KINDS[name]())
+    (source,) = expand_sources([f"{web}/{name}"])
+    assert texts_of(source) == TEXTS
+    (identity,) = raw_source_identities([f"{web}/{name}"], SourceSettings()).values()
+    assert identity.endswith(f"GMT;size:{source.size_bytes}")
+    with pytest.raises(ConfigError, match=r"none\.jsonl: there is no such file"):
+        expand_sources([f"{web}/none.jsonl"])
 
 
 def test_an_address_of_nobody_is_an_error_that_names_it():
