@@ -6,11 +6,11 @@ a file in its folder; parts that hold shards of it are done again by another eng
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from contracts.errors import LockedError
+from contracts.errors import InputError, LockedError
 from contracts.files import write_atomically
 from contracts.json_text import parse_json
 from contracts.lease import Lease
@@ -18,7 +18,6 @@ from contracts.progress import Progress, SilentProgress
 from preprocessing.ingestion.parts import UNFINISHED, IngestJob, Part
 from preprocessing.ingestion.shards import PartState, read_state
 from preprocessing.reading.blocks import Position
-from preprocessing.reading.damage import DamagedStreamError
 from preprocessing.reading.pieces import piece_blocks
 from preprocessing.reading.records import RecordFormat, parse_block
 from preprocessing.reading.source_file import SourceFile
@@ -37,14 +36,25 @@ PLACE_CHARACTERS = 2**15  # compared at each: half a million in all, about 0.2 C
 
 
 def chosen_engine(
-    setting: str, tokenizer: Tokenizer, texts: Sequence[str], *, size_bytes: int, folder: Path, progress: Progress
+    setting: str,
+    tokenizer: Tokenizer,
+    texts: Callable[[], Sequence[str]],
+    *,
+    size_bytes: int,
+    folder: Path,
+    progress: Progress,
 ) -> str:
-    """Return the first engine that can run the tokenizer, is not barred, and passes the audit of `texts`.
+    """Return the first engine that can run the tokenizer, is not barred, and passes the audit.
+
+    Args:
+        texts: Reads what is compared; called at most once.
+        size_bytes: Input on disk.
 
     Raises:
         ConfigError: The engine asked for is not installed.
     """
     barred = {item["engine"] for item in barred_engines(folder)}
+    read: list[str] | None = None
     for name in engine_names(setting, size_bytes):
         if name in barred:
             continue
@@ -54,7 +64,10 @@ def chosen_engine(
             if name == setting:
                 progress.note(f"ingest.engine: {name} cannot run this tokenizer ({error})")
             continue
-        wrong = first_difference(engine, tokenizer, texts) if ENGINES[name].is_fast else None
+        if not ENGINES[name].is_fast:
+            return name
+        read = list(texts()) if read is None else read
+        wrong = first_difference(engine, tokenizer, read)
         if wrong is None:
             return name
         bar_engine(folder, EngineRejectedError(name, f"text {wrong + 1} of the first audit"), progress)
@@ -69,7 +82,7 @@ def spread_texts(files: Sequence[SourceFile], parts: Sequence[Part], form: Recor
     for piece in pieces[::step][:AUDITED_PLACES]:
         try:
             block = next(iter(piece_blocks(files[piece.file], piece, Position(), form=form)), None)
-        except DamagedStreamError:
+        except InputError:
             continue  # reading the corpus says what is wrong
         found = [] if block is None else parse_block(block, form).texts
         texts += _spread(found, PLACE_CHARACTERS)

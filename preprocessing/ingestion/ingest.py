@@ -10,6 +10,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +153,7 @@ def prepare(settings: IngestConfig, inputs: Mapping[str, Artifact], folder: Path
         engine = chosen_engine(
             settings.engine,
             tokenizer,
-            spread_texts(job.files, job.parts, encoding.form),
+            partial(spread_texts, job.files, job.parts, encoding.form),
             size_bytes=sum(job.parts[number].size_bytes for number in numbers),
             folder=job.folder,
             progress=progress,
