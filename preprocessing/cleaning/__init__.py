@@ -1,0 +1,1 @@
+"""The clean stage: documents left out or mended, each counted and listed."""

@@ -1,0 +1,55 @@
+"""Personal data in text: e-mail and IP addresses, replaced by made-up ones that are nobody's.
+
+As in Dolma (Soldaini et al. 2024, arXiv 2402.00159, section 4.3) and FineWeb (Penedo et al. 2024, arXiv
+2406.17557): e-mail addresses become `email@example.com` (RFC 2606 reserves the name), public IPv4 and
+IPv6 addresses one of the networks for documentation (RFC 5737, RFC 3849). Private, local and reserved
+addresses say nothing about a person and stay, and so do numbers such as versions that are no address.
+"""
+
+import ipaddress
+import re
+from dataclasses import dataclass
+
+EMAIL = "email@example.com"
+IPV4 = "192.0.2.1"
+IPV6 = "2001:db8::1"
+
+# A local part and a name with a dot (RFC 5321, without quoted local parts), bounded so that no text is slow.
+_EMAIL = re.compile(
+    r"(?<![A-Za-z0-9.!#$%&'*+/=?^_`{|}~-])[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{1,64}@"
+    r"(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.){1,8}[A-Za-z]{2,24}(?![A-Za-z0-9-])"
+)
+_IPV4 = re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d.]|\.\d)(?!-)")
+_IPV6 = re.compile(r"(?<![0-9A-Fa-f:.])(?:[0-9A-Fa-f]{0,4}:){2,7}[0-9A-Fa-f]{0,4}(?![0-9A-Fa-f:.])")
+
+
+@dataclass(frozen=True)
+class Masked:
+    """A text without personal data, and how many addresses were replaced."""
+
+    text: str
+    emails: int
+    ip_addresses: int
+
+
+def mask_personal_data(text: str) -> Masked:
+    """Replace e-mail addresses and public IP addresses."""
+    emails = 0
+    if "@" in text:
+        text, emails = _EMAIL.subn(EMAIL, text)
+    counts = {"ip": 0}
+
+    def masked(match: re.Match[str]) -> str:
+        try:
+            address = ipaddress.ip_address(match.group())
+        except ValueError:
+            return match.group()
+        if not address.is_global:
+            return match.group()
+        counts["ip"] += 1
+        return IPV4 if address.version == 4 else IPV6
+
+    text = _IPV4.sub(masked, text)
+    if "::" in text or text.count(":") > 6:
+        text = _IPV6.sub(masked, text)
+    return Masked(text, emails, counts["ip"])
