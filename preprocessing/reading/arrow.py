@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from preprocessing.reading.blocks import BLOCK_ROWS, Position, Row, RowBlock
+from preprocessing.reading.blocks import Position, Row, RowBlock
 from preprocessing.reading.damage import DamagedStreamError
-from preprocessing.reading.parquet import columns_of, rows_of
+from preprocessing.reading.parquet import columns_of, rows_of, rows_per_block
 from preprocessing.reading.source_file import SourceFile
 
 _FILE_MAGIC = b"ARROW1\0\0"
@@ -94,12 +94,13 @@ def _blocks(
     batch_bytes: int,
     raw: Any = None,
 ) -> Iterator[RowBlock]:
-    columns = columns_of(keys, names)
+    columns = columns_of(keys, names, source)
     line = 1
     for number, batch in enumerate(batches):
         file_bytes = raw.tell() if raw is not None else (number + 1) * batch_bytes
-        for first in range(max(0, position.line - line), batch.num_rows, BLOCK_ROWS):
-            rows = _rows(batch.slice(first, BLOCK_ROWS).select(columns))
+        count = rows_per_block(batch.nbytes, batch.num_rows)
+        for first in range(max(0, position.line - line), batch.num_rows, count):
+            rows = _rows(batch.slice(first, count).select(columns))
             yield RowBlock(source, replace(position, line=line + first, offset=0), rows, tuple(names), file_bytes)
         line += batch.num_rows
 

@@ -53,7 +53,7 @@ def decompressed_chunks(
     with source.open() as file:
         if start:
             file.seek(start)
-        raw = _raw_chunks(file, start, stop, ZSTD_READ_BYTES if packing == "zstd" else READ_BYTES)
+        raw = _raw_chunks(file, start, stop, ZSTD_READ_BYTES if packing == "zstd" else READ_BYTES, source.name)
         yield from decode(raw, packing, source.name)
 
 
@@ -94,11 +94,13 @@ def decode(raw: Iterable[tuple[bytes, int]], packing: Packing, name: str) -> Chu
         )
 
 
-def _raw_chunks(file: BinaryIO, start: int, stop: int | None, read_bytes: int) -> Chunks:
+def _raw_chunks(file: BinaryIO, start: int, stop: int | None, read_bytes: int, name: str) -> Chunks:
     position = start
     while data := file.read(read_bytes if stop is None else min(read_bytes, stop - position)):
         position += len(data)
         yield data, position
+    if stop is not None and position < stop:
+        raise DamagedStreamError(name, f"ends at byte {position}, before byte {stop}: the file became shorter", True)
 
 
 class _Decoder(Protocol):

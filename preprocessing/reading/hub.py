@@ -17,8 +17,8 @@ from typing import Any
 
 from contracts.errors import ConfigError
 from preprocessing.reading.blocks import BLOCK_ROWS, Position, RowBlock
-from preprocessing.reading.damage import DamagedStreamError
-from preprocessing.reading.parquet import columns_of, rows_of
+from preprocessing.reading.damage import DamagedStreamError, ForeignFileError
+from preprocessing.reading.parquet import columns_of, rows_of, rows_per_block
 from preprocessing.reading.source_file import SourceFile
 
 _ADDRESS = re.compile(r"hf://(?P<name>/[^:]+|[^/:]+(?:/[^/:]+)?)(?:/(?P<config>[^/:]+))?:(?P<split>[\w.-]+)")
@@ -87,14 +87,17 @@ def hub_blocks(
     for number in range(start, shards if stop is None else stop):
         try:
             for table in dataset.shard(shards, number).with_format("arrow").iter(batch_size=BLOCK_ROWS):
-                if line + table.num_rows > position.line:
-                    names = tuple(table.column_names)
-                    first = max(line, position.line)
-                    chosen = table.slice(first - line).select(columns_of(keys, names)).combine_chunks()
-                    rows = tuple(row for batch in chosen.to_batches() for row in rows_of(batch))
-                    where = replace(position, line=first, offset=0)
+                names = tuple(table.column_names)
+                chosen = table.select(columns_of(keys, names, source))
+                count = rows_per_block(chosen.nbytes, chosen.num_rows)
+                for first in range(max(0, position.line - line), table.num_rows, count):
+                    batches = chosen.slice(first, count).combine_chunks().to_batches()
+                    rows = tuple(row for batch in batches for row in rows_of(batch))
+                    where = replace(position, line=line + first, offset=0)
                     yield RowBlock(source, where, rows, names, (number + 1 - start) * shard_bytes)
                 line += table.num_rows
+        except ForeignFileError:
+            raise
         except Exception as error:  # of the network, or of the file's own reader
             reason = f"shard {number} of {shards} cannot be read after row {line - 1} of the piece ({error})"
             raise DamagedStreamError(source.name, reason, False) from error

@@ -22,7 +22,15 @@ _REFUSED = {
     b"7z\xbc\xaf\x27\x1c": "7z",
     b"\x28\xb5\x2f\xfd": "zstd inside another compression",
     b"\x1f\x8b": "gzip inside another compression",
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+    b"PARE": "encrypted Parquet",
+    b"Obj\x01": "Avro",
+    b"\x1f\x9d": "compress (.Z)",
+    b"\x5d\0\0": "lzma without its container",
+    b"\xff\x06\0\0sNaPpY": "Snappy",
 }
+_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 @dataclass(frozen=True)
@@ -91,8 +99,11 @@ def content_of(head: bytes, name: str, form: RecordFormat, *, where: str) -> Con
     for magic, kind in _REFUSED.items():
         if head.startswith(magic):
             raise ForeignFileError(
-                f"{where}: its first bytes say {kind}, which is not read. Convert it to .jsonl, .gz or .zst."
+                f"{where}: its first bytes say {kind}, which is not read. Convert it to JSON lines in UTF-8, "
+                "plain or as .gz or .zst."
             )
+    if head.startswith(_POINTER):
+        raise ForeignFileError(f"{where}: is a pointer of Git LFS, not the file. Fetch the file itself (git lfs pull).")
     if head.startswith(b"WARC/"):
         return "warc"
     if is_tar_header(head[:512]):

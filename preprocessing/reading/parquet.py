@@ -5,9 +5,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from preprocessing.reading.blocks import BLOCK_ROWS, LINE_BYTES, Position, RowBlock
-from preprocessing.reading.damage import DamagedStreamError
+from preprocessing.reading.blocks import BLOCK_BYTES, BLOCK_ROWS, LINE_BYTES, Position, RowBlock
+from preprocessing.reading.damage import DamagedStreamError, ForeignFileError
 from preprocessing.reading.source_file import SourceFile
+
+BUFFER_BYTES = 2**20  # of each column; without it a whole row group is held
 
 
 def row_group_sizes(source: SourceFile) -> list[int]:
@@ -33,7 +35,7 @@ def parquet_blocks(
     """
     with _opened(source) as (file, raw):
         names = tuple(file.schema_arrow.names)
-        columns = columns_of(keys, names)
+        columns = columns_of(keys, names, source)
         line, file_bytes, sizes = 1, 0, _group_bytes(source, file.metadata)
         for group in range(start, file.metadata.num_row_groups if stop is None else stop):
             metadata = file.metadata.row_group(group)
@@ -43,7 +45,8 @@ def parquet_blocks(
                 continue
             first_line = line
             try:
-                for batch in file.iter_batches(BLOCK_ROWS, row_groups=[group], columns=columns):
+                count = rows_per_block(metadata.total_byte_size, metadata.num_rows)
+                for batch in file.iter_batches(count, row_groups=[group], columns=columns):
                     if line + batch.num_rows > position.line:
                         first = max(line, position.line)
                         rows = rows_of(batch.slice(first - line))
@@ -56,9 +59,22 @@ def parquet_blocks(
                 raise _damaged_group(source, raw, group, line, what)
 
 
-def columns_of(keys: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Name the columns that keys stand for; dots go into nested columns."""
-    return sorted({name for key in keys for name in (key, key.partition(".")[0]) if name in names})
+def columns_of(keys: Sequence[str], names: Sequence[str], source: SourceFile) -> list[str]:
+    """Name the columns that keys stand for; dots go into nested columns.
+
+    Raises:
+        ForeignFileError: One of them stands there twice, and nothing says which is meant.
+    """
+    found = sorted({name for key in keys for name in (key, key.partition(".")[0]) if name in names})
+    for name in found:
+        if list(names).count(name) > 1:
+            raise ForeignFileError(f"{source.place}: has several columns named {name!r}. Rename or remove all but one.")
+    return found
+
+
+def rows_per_block(num_bytes: int, num_rows: int) -> int:
+    """Return how many rows of a table of this size make a block."""
+    return max(1, min(BLOCK_ROWS, BLOCK_BYTES * num_rows // max(1, num_bytes)))
 
 
 def rows_of(batch: Any) -> tuple[dict[str, Any] | str, ...]:
@@ -87,7 +103,7 @@ def _opened(source: SourceFile) -> Iterator[tuple[Any, Any]]:
 
     with source.open() as raw:
         try:
-            file = pq.ParquetFile(raw, page_checksum_verification=True)
+            file = pq.ParquetFile(raw, page_checksum_verification=True, buffer_size=BUFFER_BYTES, pre_buffer=False)
             _check_footer(file)
         except Exception as error:  # pyarrow raises its own and builtin types for damaged files
             reason = f"not a whole Parquet file: its footer, before byte {source.size_bytes}, cannot be read ({error})"

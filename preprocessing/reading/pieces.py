@@ -147,6 +147,10 @@ def piece_blocks(
         return hub_blocks(source, start, keys, start=piece.start, stop=piece.stop)
     cut = _Cutter(source, form, block_bytes, line_bytes)
     if _is_of_lines(kind, form):
+        expected = piece.start + piece.size_bytes
+        if piece.size_bytes and source.size_bytes < expected:
+            reason = f"ends at byte {source.size_bytes}, before byte {expected}: the file became shorter"
+            raise DamagedStreamError(source.name, reason, True)
         chunks = piece_chunks(source, kind.packing, piece.start, piece.stop, start.offset)
         return cut(kind.content, chunks, start)
     chunks = decompressed_chunks(source, kind.packing)

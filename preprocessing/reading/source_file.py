@@ -75,6 +75,8 @@ class SourceFile:
         Raises:
             ConfigError: It cannot be opened.
         """
+        if self.num_bytes == 0:
+            return b""  # servers refuse the range
         if isinstance(self.place, str):
             return remote_head(self.place, count)
         with self.open() as file:

@@ -12,7 +12,7 @@ from preprocessing.reading.blocks import Block, Position
 from preprocessing.reading.chunk_reader import ChunkReader
 from preprocessing.reading.compression import Chunks, Packing, decode, packing_of
 from preprocessing.reading.damage import DamagedStreamError
-from preprocessing.reading.names import is_data_name
+from preprocessing.reading.names import PACKING_SUFFIXES, is_data_name
 from preprocessing.reading.source_file import SourceFile
 from preprocessing.reading.tar import TarMember, tar_members
 
@@ -36,6 +36,9 @@ def tar_blocks(
         has_data = True
         decoded = _decoded(_member_chunks(reader, member, source.name), f"{source.name}/{member.name}")
         first = next(decoded, None)
+        if first is None and member.name.endswith(PACKING_SUFFIXES[1:]):
+            reason = f"its member {member.name}, at byte {member.first_byte} of the archive, holds no byte"
+            raise DamagedStreamError(source.name, reason, False)
         if first is None:
             continue
         for block in member_blocks(first[0], member.name, chain([first], decoded), position):

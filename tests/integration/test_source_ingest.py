@@ -17,6 +17,7 @@ from preprocessing.config import CorpusConfig, IngestConfig
 from preprocessing.corpus.gather import CORPUS
 from preprocessing.dataset.inspection import inspect_dataset
 from preprocessing.dataset.token_dataset import TokenDataset
+from preprocessing.ingestion.accounting import EmptyDatasetError
 from preprocessing.ingestion.ingest import INGEST
 from preprocessing.reading.damage import DamagedStreamError, ForeignFileError
 from preprocessing.reading.pile import PARTS
@@ -137,6 +138,10 @@ def test_an_object_store_gives_the_bytes_that_local_files_give(tmp_path: Path):
     assert [(there.path / name).read_bytes() for name in names] == [(cut.path / name).read_bytes() for name in names]
     assert all(source["path"].startswith("s3://corpus/data/") for source in there.summary["sources"])
     assert read_source_text(TokenDataset(there.path), 12) == TEXTS[2]
+
+    bucket.pipe_file("corpus/empty.jsonl", b"")
+    with pytest.raises(EmptyDatasetError, match="no record of 1 files gave a document"):
+        ingest_files(["s3://corpus/empty.jsonl"], tmp_path / "empty")
 
     again = IngestConfig.model_validate(there.manifest.config)
     store = ArtifactStore(tmp_path / "store")

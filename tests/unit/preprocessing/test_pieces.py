@@ -146,7 +146,7 @@ def test_each_row_of_a_parquet_file_is_in_one_piece(tmp_path: Path, piece_bytes:
 
     pieces = cut_file(source, 0, piece_bytes=piece_bytes, form=FORM)
 
-    assert len(pieces) == {1: 8, 300: 3, 10**9: 1}[piece_bytes]
+    assert len(pieces) == {1: 8, 300: 4, 10**9: 1}[piece_bytes]
     found = []
     for piece in pieces:
         blocks = list(piece_blocks(source, piece, Position(), form=FORM))
@@ -157,6 +157,17 @@ def test_each_row_of_a_parquet_file_is_in_one_piece(tmp_path: Path, piece_bytes:
         assert isinstance(rest, RowBlock)
         assert (rest.start.line, rest.rows) == (len(rows), (rows[-1],))
     assert found == [{"text": text} for text in texts]
+
+
+def test_a_file_that_became_shorter_than_its_pieces_is_truncated(tmp_path: Path):
+    path = tmp_path / "f.jsonl"
+    path.write_bytes(b'{"text": "a"}\n' * 10)
+    source = SourceFile("f.jsonl", path)
+    pieces = cut_file(source, 0, piece_bytes=50, form=FORM)
+    path.write_bytes(b'{"text": "a"}\n' * 4)
+    for piece in pieces[1:]:
+        with pytest.raises(DamagedStreamError, match=r"f.jsonl: ends at byte 56, before byte \d+: the file became"):
+            data_of(source, piece)
 
 
 def test_the_cut_is_the_same_for_the_same_file_and_covers_it(tmp_path: Path):

@@ -154,7 +154,13 @@ def test_junk_after_a_stream_is_damage_not_truncation(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("head", "name"), [(b"PK\x03\x04", "zip"), (b"\x04\x22\x4d\x18", "lz4"), (b"FEA1", "Feather version 1")]
+    ("head", "name"),
+    [
+        (b"PK\x03\x04", "zip"),
+        (b"\x04\x22\x4d\x18", "lz4"),
+        (b"FEA1", "Feather version 1"),
+        (b"\xff\xfe{\0", "UTF-16"),
+    ],
 )
 def test_types_that_are_not_read_are_named(tmp_path: Path, head: bytes, name: str):
     (tmp_path / "f").write_bytes(head + b"rest")

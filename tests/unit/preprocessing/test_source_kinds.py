@@ -8,13 +8,14 @@ import tarfile
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import zstandard
 from packed_files import FORM, KINDS, TEXTS, json_lines, parsed, tar, texts_of, warc, write_kind
 
 from contracts.errors import ConfigError, InputError
-from preprocessing.reading.blocks import Position
-from preprocessing.reading.damage import DamagedStreamError
+from preprocessing.reading.blocks import Position, RowBlock
+from preprocessing.reading.damage import DamagedStreamError, ForeignFileError
 from preprocessing.reading.kinds import detect_kind
 from preprocessing.reading.pieces import cut_file, file_blocks
 from preprocessing.reading.records import RecordFormat
@@ -157,6 +158,50 @@ def test_text_that_is_not_utf8_rejects_its_row_alone_in_arrow(tmp_path: Path):
     (block,) = parsed(SourceFile("a", tmp_path / "a.arrow"))
     assert block.texts == ["a", "b"]
     assert [reject.line for reject in block.rejects] == [2]
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+def test_a_column_that_stands_twice_is_refused(tmp_path: Path, name: str):
+    table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
+    if name == "a.parquet":
+        pq.write_table(table, tmp_path / name)
+    else:
+        with pa.OSFile(str(tmp_path / name), "wb") as target, pa.ipc.new_file(target, table.schema) as writer:
+            writer.write_table(table)
+    with pytest.raises(ForeignFileError, match="has several columns named 'text'"):
+        parsed(SourceFile(name, tmp_path / name))
+
+
+@pytest.mark.parametrize("kind", [pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())])
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+def test_texts_of_every_type_are_read_and_none_is_no_text(tmp_path: Path, name: str, kind: pa.DataType):
+    table = pa.table({"text": pa.array(["x", "é", None]).cast(kind)})
+    if name == "a.parquet":
+        pq.write_table(table, tmp_path / name)
+    else:
+        with pa.OSFile(str(tmp_path / name), "wb") as target, pa.ipc.new_stream(target, table.schema) as writer:
+            writer.write_table(table)
+    (block,) = parsed(SourceFile(name, tmp_path / name))
+    assert block.texts == ["x", "é"]
+    assert [(reject.line, reject.reason) for reject in block.rejects] == [(3, "'text' is null, not text")]
+
+
+def test_large_rows_come_in_small_blocks(tmp_path: Path):
+    pq.write_table(pa.table({"text": ["x" * 300_000] * 40}), tmp_path / "a.parquet", use_dictionary=False)
+    blocks = list(file_blocks(SourceFile("a", tmp_path / "a.parquet"), Position(), form=FORM))
+    assert [len(block.rows) for block in blocks if isinstance(block, RowBlock)] == [6] * 6 + [4]
+
+
+def test_a_pointer_of_git_lfs_is_not_the_file(tmp_path: Path):
+    (tmp_path / "a.txt").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 3\n")
+    with pytest.raises(ForeignFileError, match="is a pointer of Git LFS, not the file"):
+        parsed(SourceFile("a.txt", tmp_path / "a.txt"))
+
+
+def test_a_compressed_member_of_no_byte_is_an_error(tmp_path: Path):
+    (tmp_path / "t.tar.gz").write_bytes(gzip.compress(tar({"a.jsonl": json_lines(), "b.jsonl.zst": b""})))
+    with pytest.raises(DamagedStreamError, match=r"its member b.jsonl.zst, at byte \d+ of the archive, holds no byte"):
+        parsed(SourceFile("t", tmp_path / "t.tar.gz"))
 
 
 UNITS = b"\xef\xbb\xbfone\r\ntwo\n\n  \nthree\n four\n\n\nfive"
