@@ -126,7 +126,8 @@ def steps_of(config: PipelineConfig) -> list[Step]:
         steps.append(Step("corpus", CORPUS, config.corpus, label=name))
         inputs["corpus"] = "corpus"
     if config.tokenizer is not None:
-        steps.append(Step("tokenizer", TOKENIZER, config.tokenizer, _only(inputs, "corpus"), label=name))
+        trained_on = {} if config.tokenizer.load else _only(inputs, "corpus")
+        steps.append(Step("tokenizer", TOKENIZER, config.tokenizer, trained_on, label=name))
         inputs["tokenizer"] = "tokenizer"
     from_corpus = inputs if not config.ingest.sources else _only(inputs, "tokenizer")
     steps.append(Step("ingest", INGEST, config.ingest, dict(from_corpus), label=name))

@@ -18,6 +18,18 @@ def differences(planned: Planned, store: ArtifactStore) -> list[str]:
     return str(explain_recipe(store, planned.step.stage.kind, planned.recipe)).splitlines()
 
 
+def _vocab_size(config: PipelineConfig) -> int | None:
+    """Return the vocabulary of a tokenizer that is not trained yet, or that exists already."""
+    from preprocessing.tokenization.loading import load_tokenizer
+
+    if config.tokenizer is not None and config.tokenizer.load is None:
+        return config.tokenizer.vocab_size
+    if config.tokenizer is not None and config.tokenizer.load is not None:
+        return load_tokenizer(config.tokenizer.load, encoding=config.tokenizer.encoding).vocab_size
+    path = config.ingest.tokenizer
+    return None if path is None else load_tokenizer(path).vocab_size
+
+
 def cost_of(config: PipelineConfig, planned: Sequence[Planned]) -> dict[str, Any]:
     """Return parameters, tokens, memory, disk and time of the training run, as text for a person.
 
@@ -32,8 +44,8 @@ def cost_of(config: PipelineConfig, planned: Sequence[Planned]) -> dict[str, Any
     if settings.model.vocab_size is None:
         trained = {item.step.name: item.artifact for item in planned}.get("tokenizer")
         size = trained.summary.get("vocab_size") if trained is not None else None
-        if size is None and config.tokenizer is not None:
-            size = config.tokenizer.vocab_size
+        if size is None:
+            size = _vocab_size(config)
         if size is None:
             return {}
         settings = with_vocab_size(settings, int(size))

@@ -172,3 +172,16 @@ def test_a_rank_file_without_a_known_name_asks_for_its_encoding(tmp_path: Path, 
     made = shardline(capsys, "tokenizer", "--load", path, "--encoding", "llama3", "--output", tmp_path / "out")
     assert made.code == 0, made.err
     assert load_tokenizer(tmp_path / "out").bos_id is not None
+
+
+def test_a_pipeline_takes_a_tokenizer_over_beside_its_corpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    write_tokenizer_of("gpt2", tmp_path)
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": f"text number {n}"}) + "\n" for n in range(50)))
+    lines = ["corpus: {sources: [a.jsonl], heldout_fraction: 0}", "tokenizer: {load: given}"]
+    (tmp_path / "pipeline.yaml").write_text("\n".join(lines))
+
+    done = shardline(capsys, "run", tmp_path / "pipeline.yaml")
+
+    assert done.code == 0, done.err
+    (dataset,) = (tmp_path / "store" / "dataset").glob("*/data-00000.bin")
+    assert TokenDataset(dataset.parent).vocab_size == 400
