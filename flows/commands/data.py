@@ -119,8 +119,9 @@ def tokenizer(
 ) -> None:
     """Train a tokenizer on text, or take one over from another format.
 
-    Examples: [bold]shardline tokenizer --source corpus/train --kind bpe --vocab-size 8192 --output tokenizer[/bold]
-    and [bold]shardline tokenizer --load llama/tokenizer.model --encoding llama3 --output tokenizer[/bold]
+    Example: [bold]shardline tokenizer --source corpus/train --kind bpe --vocab-size 8192 --output tokenizer[/bold]
+
+    Example: [bold]shardline tokenizer --load llama/tokenizer.model --encoding llama3 --output tokenizer[/bold]
     """
     from preprocessing.config import TokenizerConfig
     from preprocessing.stages import TOKENIZER

@@ -18,7 +18,8 @@ from preprocessing.tokenization.tokenizer import Tokenizer
 
 CACHE_BYTES = 192 * 2**20  # growth of the process after which a library is built anew (0.1 to 0.3 CPU-s)
 BOUNDED_CACHE_BYTES = 384 * 2**20  # of a library that bounds its cache, at 220 MB
-REBUILD_CHARACTERS = 64 * 2**20  # not more often than this, or without a way to see the process's memory
+REBUILD_CHARACTERS = 16 * 2**20  # not more often than after so much text
+BLIND_CHARACTERS = 256 * 2**20  # where the system does not say how large the process is
 
 Encode = Callable[[Sequence[str]], tuple[Ids, Lengths]]
 
@@ -37,6 +38,7 @@ class LibraryEngine:
     def __init__(self, name: str, build: Callable[[], Encode], *, cache_bytes: int = CACHE_BYTES) -> None:
         self.name = name
         self._build = build
+        self._cache_bytes = cache_bytes
         self._limit = resident_bytes() + cache_bytes
         self._characters = 0
         self._encode: Encode | None = build()
@@ -49,13 +51,15 @@ class LibraryEngine:
             self._encode = self._build()
             self.num_builds += 1
             self._characters = 0
+            # What the process holds besides may have grown; that is no reason to build anew for ever.
+            self._limit = max(self._limit, resident_bytes() + self._cache_bytes // 2)
         self._characters += sum(map(len, texts))
         return self._encode(texts)
 
     def _is_full(self) -> bool:
         resident = resident_bytes()
         if not resident:
-            return self._characters > 4 * REBUILD_CHARACTERS
+            return self._characters > BLIND_CHARACTERS
         return resident > self._limit and self._characters > REBUILD_CHARACTERS
 
 

@@ -138,7 +138,7 @@ def test_special_tokens_are_hidden_from_engines_and_other_added_tokens_are_not()
 
 
 def test_a_library_is_built_anew_when_the_process_has_grown(monkeypatch: pytest.MonkeyPatch):
-    sizes = iter([100, 100, 150, 400, 400, 150])
+    sizes = iter([100, 100, 150, 400, 120, 400, 150])
     monkeypatch.setattr("preprocessing.tokenization.fast_engines.resident_bytes", lambda: next(sizes))
     monkeypatch.setattr("preprocessing.tokenization.fast_engines.REBUILD_CHARACTERS", 5)
     empty = (np.empty(0, dtype=np.uint32), np.empty(0, dtype=np.int64))
