@@ -43,8 +43,11 @@ def ingest_share(
     if not 0 <= rank < world:
         raise ConfigError(f"--rank is {rank} and --world is {world}: ranks are counted from 0 to world - 1.")
     progress = progress or SilentProgress()
-    # Ranks that start together would each read the whole corpus for its digests; now one reads, the others look up.
-    with Lease(store.root / ".digesting", name="the list of digests of source files", progress=progress):
+    with contextlib.ExitStack() as stack:
+        # Ranks that start together would each read the whole corpus for its digests; so one reads, the others look up.
+        with contextlib.suppress(OSError):  # a store that cannot be written remembers no digests either
+            name = "the list of digests of source files"
+            stack.enter_context(Lease(store.root / ".digesting", name=name, progress=progress))
         recipe = INGEST.recipe(settings, inputs={n: item.fingerprint for n, item in inputs.items()}, store=store)
     workspace = store.share(INGEST.kind, label or INGEST.name, recipe, inputs=inputs, progress=progress)
     if isinstance(workspace, Artifact):
