@@ -164,6 +164,12 @@ class IngestConfig(Settings):
         (),
         description="Ingest only these subsets; records of others count as filtered. Empty: all.",
     )
+    sentences: str | None = added(
+        None,
+        pattern="[a-z]{2,3}",
+        description="Divide documents into sentences by the rules of this language (en, de, ...), each a sequence of "
+        "the dataset: what BERT's pairs of segments need.",
+    )
     max_rejects: float | None = added(
         None,
         ge=0,
@@ -265,9 +271,7 @@ class IndexConfig(Settings):
         None, description="Tokens that training reads of each dataset, in place of weights and samples."
     )
 
-    objective: Objective = added(
-        "causal", description="What samples are for; fim, bert and t5 have a section each."
-    )
+    objective: Objective = added("causal", description="What samples are for; fim, bert and t5 have a section each.")
     fim: FimConfig = added(FimConfig(), description="Fill-in-the-middle samples.")
     bert: BertConfig = added(BertConfig(), description="BERT's samples; their documents are rows of sentences.")
     t5: T5Config = added(T5Config(), description="T5's samples; seq_length is that of the encoder.")

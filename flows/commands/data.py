@@ -177,6 +177,10 @@ def ingest(
         list[str] | None,
         typer.Option("--subset", help="Ingest only this subset; may be repeated. Others are counted as filtered."),
     ] = None,
+    sentences: Annotated[
+        str | None,
+        typer.Option(help="Divide documents into sentences by the rules of this language, for BERT.", metavar="LANG"),
+    ] = None,
     max_rejects: Annotated[
         float | None,
         typer.Option(
@@ -244,6 +248,7 @@ def ingest(
         "on_error": on_error,
         "append_eod": False if no_eod else None,
         "subsets": subset,
+        "sentences": sentences,
         "max_rejects": max_rejects,
         "engine": engine,
         "workers": workers,

@@ -165,8 +165,9 @@ def _count_differences(dataset: TokenDataset) -> Iterator[str]:
     except Exception as error:  # pyarrow raises its own and builtin types for damaged files
         yield f"{path}: cannot be read ({error})"
         return
-    if len(tokens) != len(dataset.lengths):
-        yield f"{path}: has {len(tokens)} rows for {len(dataset.lengths)} documents"
-    elif (tokens != dataset.lengths).any():
-        first = int((tokens != dataset.lengths).argmax())
-        yield f"{path}: says {tokens[first]} tokens of document {first}, the shards hold {dataset.lengths[first]}"
+    lengths = dataset.document_lengths
+    if len(tokens) != len(lengths):
+        yield f"{path}: has {len(tokens)} rows for {len(lengths)} documents"
+    elif (tokens != lengths).any():
+        first = int((tokens != lengths).argmax())
+        yield f"{path}: says {tokens[first]} tokens of document {first}, the shards hold {lengths[first]}"

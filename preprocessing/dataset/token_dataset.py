@@ -62,6 +62,15 @@ class TokenDataset:
             return self.shards[0].lengths
         return np.concatenate([shard.lengths for shard in self.shards])
 
+    @cached_property
+    def document_lengths(self) -> npt.NDArray[np.int64]:
+        """Tokens of every document: (documents,)."""
+        parts = [np.empty(0, np.int64)]
+        for shard in self.shards:
+            totals = np.concatenate([np.zeros(1, np.int64), np.cumsum(shard.lengths, dtype=np.int64)])
+            parts.append(np.diff(totals[np.asarray(shard.document_bounds)]))
+        return np.concatenate(parts)
+
     @property
     def num_sequences(self) -> int:
         return int(self.shard_starts[-1])

@@ -18,7 +18,9 @@ from preprocessing.ingestion.encoding import (
     EncodedBlock,
     EncodingPlan,
     Event,
+    Sequences,
 )
+from preprocessing.ingestion.sentences import divided, document_lengths, with_bounds, without_empty
 from preprocessing.reading.blocks import Block
 from preprocessing.reading.records import ParsedBlock, parse_block
 from preprocessing.tokenization.audit import (
@@ -73,12 +75,18 @@ class BlockEncoder:
         utf8 = [text.encode() for text in texts]
         sizes = np.fromiter(map(len, utf8), dtype=np.int64, count=len(utf8))
         digests = [hashlib.blake2b(text, digest_size=DIGEST_BYTES).digest() for text in utf8]
-        ids, lengths = self._engine.encode(texts)
-        self._refuse_unknown_ids(ids)
         joined = b"".join(utf8)
         events = [*self._events_of(parsed), *self._special_tokens_in(parsed, joined)]
-        differing = [] if self._byte_check is None else self._byte_check.differing(ids, lengths, joined, sizes)
-        events += self._audit(parsed, digests, ids, lengths, differing)
+        sequences: Sequences | None = None
+        if self._plan.sentences is None:
+            ids, lengths = self._encoded(parsed, joined, sizes, digests, events)
+        else:
+            units, counts = divided(parsed, self._plan.sentences)
+            owners = np.repeat(np.arange(len(counts)), counts).tolist()
+            unit_sizes = np.fromiter((len(text.encode()) for text in units.texts), np.int64, len(units.texts))
+            ids, found = self._encoded(units, joined, unit_sizes, [digests[n] for n in owners], events)
+            sequences = Sequences(*without_empty(found, counts))
+            lengths = document_lengths(sequences.lengths, sequences.counts)
         lines, offsets = np.array(parsed.lines, dtype=np.int64), np.array(parsed.offsets, dtype=np.int64)
         subsets = parsed.subsets
         if not self._plan.keep_empty and not lengths.all():
@@ -86,7 +94,14 @@ class BlockEncoder:
             events += [Event(line, "empty") for line in lines[lengths == 0].tolist()]
             keep = np.flatnonzero(lengths)
             subsets, digests = [subsets[n] for n in keep], [digests[n] for n in keep]
+            if sequences is not None:  # a document of no token has one empty sentence
+                is_kept = np.repeat(lengths > 0, sequences.counts)
+                sequences = Sequences(sequences.lengths[is_kept], sequences.counts[keep])
             lines, offsets, sizes, lengths = lines[keep], offsets[keep], sizes[keep], lengths[keep]
+        if sequences is not None:
+            has_bos, has_eod = self._plan.bos_id is not None, self._plan.eod_id is not None
+            bounded = with_bounds(sequences.lengths, sequences.counts, has_bos=has_bos, has_eod=has_eod)
+            sequences = Sequences(bounded, sequences.counts)
         ids, lengths = _with_bounds(ids, lengths, self._plan, self._tokenizer.token_dtype)
         end = block.end  # counts the lines
         _refuse_too_long(end.piece, lines, lengths)
@@ -103,7 +118,18 @@ class BlockEncoder:
             end=end,
             file_bytes_read=block.file_bytes_read,
             engine=self._engine.name,
+            sequences=sequences,
         )
+
+    def _encoded(
+        self, parsed: ParsedBlock, joined: bytes, sizes: Lengths, digests: Sequence[bytes], events: list[Event]
+    ) -> tuple[Ids, Lengths]:
+        """Return the ids of all texts and the number of each; what the audit finds is added to `events`."""
+        ids, lengths = self._engine.encode(parsed.texts)
+        self._refuse_unknown_ids(ids)
+        differing = [] if self._byte_check is None else self._byte_check.differing(ids, lengths, joined, sizes)
+        events += self._audit(parsed, digests, ids, lengths, differing)
+        return ids, lengths
 
     def _wanted(self, parsed: ParsedBlock) -> ParsedBlock:
         if self._plan.keep_empty:

@@ -38,6 +38,7 @@ class EncodingPlan:
         tokenizer: Path of the tokenizer.
         subsets: Only records of these subsets become documents; empty: all.
         engine: What runs the tokenizer: a name in `ENGINES`. It does not change the ids.
+        sentences: Language by whose rules documents are divided into sentences; None: they are one sequence each.
     """
 
     tokenizer: str
@@ -47,6 +48,7 @@ class EncodingPlan:
     bos_id: int | None
     subsets: frozenset[str] = frozenset()
     engine: str = "tokenizers"
+    sentences: str | None = None
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,25 @@ class Event:
     reason: str = ""
 
 
+@dataclass(frozen=True)
+class Sequences:
+    """The sequences of documents that have several.
+
+    Args:
+        lengths: (sequences,) tokens of each.
+        counts: (documents,) sequences of each.
+    """
+
+    lengths: npt.NDArray[np.int64]
+    counts: npt.NDArray[np.int64]
+
+    def of(self, documents: slice) -> "Sequences":
+        """Return those of some documents."""
+        first = int(self.counts[: documents.start].sum())
+        counts = self.counts[documents]
+        return Sequences(self.lengths[first : first + int(counts.sum())], counts)
+
+
 @dataclass
 class EncodedBlock:
     """The documents of one block, ready to be written.
@@ -86,6 +107,7 @@ class EncodedBlock:
         events: What else there is to count, by line.
         end: Where the next block begins.
         engine: What made the ids; they would be the same by any other.
+        sequences: Of documents that were divided; None: each is one sequence.
     """
 
     ids: npt.NDArray[Any]
@@ -100,3 +122,4 @@ class EncodedBlock:
     end: Position
     file_bytes_read: int
     engine: str
+    sequences: Sequences | None = None

@@ -138,6 +138,7 @@ def prepare(settings: IngestConfig, inputs: Mapping[str, Artifact], folder: Path
         eod_id=tokenizer.require_eod(settings.eod_token) if settings.append_eod else None,
         bos_id=tokenizer.require_bos() if settings.add_bos else None,
         subsets=frozenset(settings.subsets),
+        sentences=settings.sentences,
     )
     files = source_files(settings.sources, inputs, _source_settings(settings))
     job = IngestJob(

@@ -165,7 +165,11 @@ class ShardWriter:
             self.state.engines.append(block.engine)
         tokens = np.ascontiguousarray(ids, dtype=self._dtype)
         rows.append(self.state.documents + pair.num_documents, block, documents)
-        pair.append(tokens, block.lengths[documents])
+        if block.sequences is None:
+            pair.append(tokens, block.lengths[documents])
+        else:
+            sequences = block.sequences.of(documents)
+            pair.append_sequences(tokens, sequences.lengths, sequences.counts)
         self._digest.update(tokens.data)
         self.tally.add_documents(block.end.piece, block, documents)
 
