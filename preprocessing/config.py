@@ -60,7 +60,7 @@ class CorpusConfig(Settings):
 
     sources: tuple[str, ...] = execution(
         (),
-        description="Files, folders or globs of your own text (JSONL or Parquet). Empty: text found on this machine.",
+        description="Files, folders, globs, addresses or hub datasets with your text. Empty: text of this machine.",
     )
     text_key: str = Field("text", description="Key of the text in `sources`; dots go into nested records.")
     subset_key: str = Field("meta.pile_set_name", description="Key of the subset name in `sources`.")
@@ -88,7 +88,8 @@ class TokenizerConfig(Settings):
     """Train a tokenizer on a corpus, or take one over."""
 
     sources: tuple[str, ...] = execution(
-        (), description="Files, folders or globs to train on, where no corpus artifact is given."
+        (),
+        description="Files, folders, globs, addresses or hub datasets to train on, where no corpus artifact is given.",
     )
     kind: Literal["bpe", "wordpiece", "unigram"] = Field(
         "bpe", description="bpe is byte-level and loses nothing; wordpiece and unigram have an unknown token."
@@ -135,7 +136,7 @@ class IngestConfig(Settings):
     """Tokenize a corpus into `.bin`/`.idx` shards."""
 
     sources: tuple[str, ...] = execution(
-        (), description="Files, folders or globs to ingest, where no corpus artifact is given."
+        (), description="Files, folders, globs, addresses or hub datasets to ingest, where no corpus artifact is given."
     )
     tokenizer: str | None = execution(
         None,

@@ -86,7 +86,10 @@ def _gather(settings: CorpusConfig, workspace: Workspace) -> dict[str, Any]:
     if not counts["documents"]:
         raise InputError("corpus: no document was found. Check corpus.sources and corpus.text_key.")
     return {
-        **{name: counts[name] for name in ("documents", "bytes", "duplicates", "empty", "rejected", "left_out")},
+        **{
+            name: counts[name]
+            for name in ("documents", "bytes", "duplicates", "empty", "filtered", "rejected", "left_out")
+        },
         "subsets": {part: {name: dict(n) for name, n in sorted(subsets[part].items())} for part in PARTS},
         **{f"{part}_documents": sum(n["documents"] for n in subsets[part].values()) for part in PARTS},
         **{f"{part}_bytes": sum(n["bytes"] for n in subsets[part].values()) for part in PARTS},
@@ -143,6 +146,7 @@ def _user_documents(
                 rejects += [vars(reject) for reject in parsed.rejects]
                 counts["rejected"] += len(parsed.rejects)
                 counts["empty"] += len(parsed.empty_lines)
+                counts["filtered"] += len(parsed.filtered)
                 for record in parsed.records():
                     yield record.text, record.subset or NO_SUBSET, f"{record.file}:{record.line}"
         except DamagedStreamError as error:

@@ -45,6 +45,8 @@ def hub_file(source: str) -> SourceFile:
         ConfigError: The address is wrong, the dataset or the split does not exist, or `datasets` is absent.
     """
     address = _parsed(source)
+    _builder.cache_clear()  # a process that lives long must see a new version
+    _streamed.cache_clear()
     splits = _builder(address).info.splits
     known = splits[address.split].num_bytes if splits and address.split in splits else _local_bytes(address)
     shards = int(_streamed(address).num_shards)

@@ -84,10 +84,12 @@ def test_the_corpus_stage_takes_every_kind(tmp_path: Path):
     artifact = CORPUS.run(settings, store=ArtifactStore(tmp_path / "store"))
     assert artifact.summary["documents"] == len(TEXTS)
     assert artifact.summary["duplicates"] == len(TEXTS) * (len(KINDS) - 1)
+    assert artifact.summary["filtered"] == 2  # the headers of two WARC files
 
 
 def test_a_saved_dataset_and_a_hub_dataset_make_the_same_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("datasets.config.HF_DATASETS_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     rows = datasets.Dataset.from_list([json.loads(line) for line in json_lines().splitlines()])
     rows.save_to_disk(tmp_path / "saved", num_shards=2)
     (tmp_path / "hub").mkdir()

@@ -1,6 +1,7 @@
 """Datasets of the hub and folders of `save_to_disk`; the hub's own code loads a local folder here, without network."""
 
 import json
+import os
 from pathlib import Path
 
 import datasets
@@ -18,7 +19,8 @@ from preprocessing.reading.sources import SourceSettings, expand_sources, raw_so
 
 @pytest.fixture
 def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr("datasets.config.HF_DATASETS_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("datasets.config.HF_MODULES_CACHE", str(tmp_path / "modules"))
     folder = tmp_path / "corpus"
     folder.mkdir()
@@ -57,6 +59,12 @@ def test_a_version_of_a_dataset_is_told_by_its_files(address: str):
     identity = raw_source_identities([address], SourceSettings())
     assert identity == {"source000000/corpus/train": hub_identity(address)}
     assert hub_identity(address.replace(":train", ":test")) != hub_identity(address)
+    file = Path(address.removeprefix("hf://").removesuffix(":train")) / "train-0.jsonl"
+    file.write_bytes(json_lines(TEXTS[:2]))
+    os.utime(file, ns=(1, 1))
+    (source,) = expand_sources([address])
+    assert raw_source_identities([address], SourceSettings()) != identity
+    assert texts_of(source) == TEXTS[:2] + TEXTS[3:]
 
 
 def test_a_damaged_file_of_a_dataset_names_the_shard(address: str, tmp_path: Path):
