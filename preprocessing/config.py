@@ -10,6 +10,11 @@ from preprocessing.samples.splits import parse_split
 
 END_OF_DOCUMENT = "<|endoftext|>"
 MIB = 2**20
+SPECIAL_GROUPS = {
+    "bert": ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
+    "fim": ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>"),
+    "t5": tuple(f"<extra_id_{number}>" for number in range(100)),
+}
 
 
 def _split_text(value: Any) -> Any:
@@ -108,6 +113,11 @@ class TokenizerConfig(Settings):
     on_error: Literal["stop", "quarantine"] = added(
         "stop", description="What a bad record does: stop, or be passed over and counted."
     )
+    special_tokens: tuple[str, ...] = added(
+        (),
+        description="Further special tokens, by name or by group: bert ([PAD], [UNK], [CLS], [SEP], [MASK]), fim "
+        "(<|fim_prefix|>, <|fim_middle|>, <|fim_suffix|>), t5 (<extra_id_0> to <extra_id_99>).",
+    )
     format: SourceFormat = _format()
     text_unit: TextUnit = _text_unit()
     preset: Literal["pile"] | None = _preset()
@@ -123,8 +133,21 @@ class TokenizerConfig(Settings):
         None, description="Pattern and special tokens of a file of tiktoken ranks in `load`, where it does not tell."
     )
 
+    @property
+    def extra_tokens(self) -> tuple[str, ...]:
+        """The further special tokens by name, groups written out, each once."""
+        names = (name for item in self.special_tokens for name in SPECIAL_GROUPS.get(item, (item,)))
+        return tuple(dict.fromkeys(name for name in names if name != END_OF_DOCUMENT))
+
     @model_validator(mode="after")
     def _has_room_for_bytes(self) -> "TokenizerConfig":
+        if not all(self.special_tokens):
+            raise ValueError("special_tokens holds an empty name.")
+        if self.kind == "bpe" and self.vocab_size < 257 + len(self.extra_tokens) and self.extra_tokens:
+            raise ValueError(
+                f"vocab_size is {self.vocab_size}; byte-level BPE with {len(self.extra_tokens)} further special tokens "
+                f"needs {257 + len(self.extra_tokens)} or more."
+            )
         if self.kind == "bpe" and self.vocab_size < 257:
             raise ValueError(
                 f"vocab_size is {self.vocab_size}; byte-level BPE needs 257 or more (256 bytes and {END_OF_DOCUMENT})."

@@ -8,7 +8,7 @@ survive them is reported by the ingest stage's round-trip check.
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +112,7 @@ def _train_bpe(settings: TokenizerConfig, texts: TrainingTexts) -> Any:
     trainer = trainers.BpeTrainer(
         vocab_size=settings.vocab_size,
         min_frequency=settings.min_frequency,
-        special_tokens=[END_OF_DOCUMENT],
+        special_tokens=[END_OF_DOCUMENT, *settings.extra_tokens],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
@@ -134,7 +134,7 @@ def _train_wordpiece(settings: TokenizerConfig, texts: TrainingTexts) -> Any:
     trainer = trainers.WordPieceTrainer(
         vocab_size=settings.vocab_size,
         min_frequency=settings.min_frequency,
-        special_tokens=[*WORDPIECE_SPECIALS, *continuing],
+        special_tokens=[*_with_extra(WORDPIECE_SPECIALS, settings), *continuing],
         initial_alphabet=alphabet,
         limit_alphabet=len(alphabet),
         show_progress=False,
@@ -142,6 +142,10 @@ def _train_wordpiece(settings: TokenizerConfig, texts: TrainingTexts) -> Any:
     data = json.loads(_fitted(tokenizer, trainer, texts).to_str())
     data["added_tokens"] = [token for token in data["added_tokens"] if not token["content"].startswith("##")]
     return Tokenizer.from_str(json.dumps(data))
+
+
+def _with_extra(names: Sequence[str], settings: TokenizerConfig) -> list[str]:
+    return list(dict.fromkeys([*names, *settings.extra_tokens]))
 
 
 def _alphabet(texts: TrainingTexts, limit: int) -> list[str]:
@@ -162,7 +166,7 @@ def _train_unigram(settings: TokenizerConfig, texts: TrainingTexts) -> Any:
     tokenizer.decoder = decoders.Metaspace(prepend_scheme="never")
     trainer = trainers.UnigramTrainer(
         vocab_size=settings.vocab_size,
-        special_tokens=list(UNIGRAM_SPECIALS),
+        special_tokens=_with_extra(UNIGRAM_SPECIALS, settings),
         unk_token="<unk>",
         show_progress=False,
     )

@@ -14,6 +14,7 @@ from preprocessing.corpus.gather import CORPUS
 from preprocessing.reading.pieces import read_records
 from preprocessing.reading.records import RecordFormat
 from preprocessing.reading.sources import corpus_files
+from preprocessing.samples.special_tokens import bert_tokens, fim_tokens, sentinel_tokens
 from preprocessing.tokenization.loading import load_tokenizer
 from preprocessing.tokenization.training import TOKENIZER
 
@@ -118,3 +119,22 @@ def test_plain_text_is_trained_on_line_by_line(tmp_path: Path):
 def test_a_vocabulary_too_small_for_bytes_is_refused():
     with pytest.raises(ValueError, match="byte-level BPE needs 257 or more"):
         TokenizerConfig(vocab_size=200)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram"])
+def test_further_special_tokens_serve_every_objective(tmp_path: Path, kind: str):
+    source = write_corpus(tmp_path / "a.jsonl", texts(200))
+    config = TokenizerConfig(
+        sources=(str(source),), kind=kind, vocab_size=500, special_tokens=("bert", "fim", "t5", "<|user|>")
+    )
+    found = load_tokenizer(TOKENIZER.run(config, store=ArtifactStore(tmp_path / "store")).path)
+    assert len(sentinel_tokens(found)) == 100
+    assert len({fim_tokens(found).prefix, fim_tokens(found).middle, bert_tokens(found).mask}) == 3
+    assert "<|user|>" in found.special_tokens
+    special = {found.vocab[name] for name in found.special_tokens if name not in ("[UNK]", "<unk>")}
+    assert not special & set(found.encode("a <|user|> [MASK] b"))
+
+
+def test_special_tokens_need_room():
+    with pytest.raises(ValueError, match="needs 357 or more"):
+        TokenizerConfig(vocab_size=300, special_tokens=("t5",))
