@@ -232,3 +232,28 @@ def test_wrong_settings_are_refused_with_the_cure(tmp_path: Path, settings: dict
 
     assert message in str(caught.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_subsets_are_kept_as_they_are_in_the_table(tmp_path: Path):
+    names = ["a", None, "é", "", "a"] * 5
+    lines = [json.dumps({"text": "x", **({} if name is None else {"meta": {"pile_set_name": name}})}) for name in names]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    artifact = ingest_files([str(tmp_path / "a.jsonl")], tmp_path / "out", shard_tokens=6)
+
+    table = pq.read_table(artifact.path / "documents.parquet")
+    assert table.column("subset").to_pylist() == [name or None for name in names]
+    assert table.column("document").to_pylist() == list(range(25))
+    assert table.column("shard").to_pylist() == [n // 3 for n in range(25)]
+    assert set(table.column("file").to_pylist()) == {"a.jsonl"}
+    table.validate(full=True)
+
+
+def test_ingest_imports_no_pandas(tmp_path: Path):
+    write_corpus(tmp_path / "a.jsonl", texts(20))
+    code = "import sys; from ingest_cases import ingest_files; from pathlib import Path\n"
+    code += "ingest_files([sys.argv[1]], Path(sys.argv[2])); print(sorted({'pandas', 'torch'} & set(sys.modules)))"
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(root / "tests" / "support")])}
+    command = [sys.executable, "-c", code, str(tmp_path / "a.jsonl"), str(tmp_path / "out")]
+
+    assert subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout == "[]\n"
