@@ -12,7 +12,7 @@ from preprocessing.reading.blocks import Block, Position
 from preprocessing.reading.chunk_reader import ChunkReader
 from preprocessing.reading.compression import Chunks, Packing, decode, packing_of
 from preprocessing.reading.damage import DamagedStreamError
-from preprocessing.reading.names import PACKING_SUFFIXES, is_data_name
+from preprocessing.reading.names import DATA_NAMES, PACKING_SUFFIXES, TEXT_NAMES, is_data_name
 from preprocessing.reading.source_file import SourceFile
 from preprocessing.reading.tar import TarMember, tar_members
 
@@ -45,8 +45,8 @@ def tar_blocks(
             yield block
             position = replace(block.end, offset=max(block.end.offset, position.offset))
     if not has_data:
-        what = "files of text" if is_text_wanted else "data file"
-        raise DamagedStreamError(source.name, f"the archive holds no {what}", False)
+        names = TEXT_NAMES if is_text_wanted else f"{DATA_NAMES}; plain text is taken with format: text"
+        raise DamagedStreamError(source.name, f"the archive holds no data file ({names})", False)
 
 
 def _member_chunks(reader: ChunkReader, member: TarMember, name: str) -> Chunks:

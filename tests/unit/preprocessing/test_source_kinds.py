@@ -17,8 +17,8 @@ from contracts.errors import ConfigError, InputError
 from preprocessing.reading.blocks import Position, RowBlock
 from preprocessing.reading.damage import DamagedStreamError, ForeignFileError
 from preprocessing.reading.kinds import detect_kind
-from preprocessing.reading.pieces import cut_file, file_blocks
-from preprocessing.reading.records import RecordFormat
+from preprocessing.reading.pieces import cut_file, file_blocks, piece_blocks
+from preprocessing.reading.records import RecordFormat, parse_block
 from preprocessing.reading.source_file import SourceFile
 from preprocessing.reading.sources import SourceSettings, expand_sources
 
@@ -71,6 +71,16 @@ def test_members_of_an_archive_are_files_of_their_own(tmp_path: Path, form: int,
     first, second = expand_sources([str(tmp_path / "t.tar")])
     assert (first.name, texts_of(first)) == (f"t.tar/{name}", TEXTS)
     assert (second.name, texts_of(second), second.size_bytes) == ("t.tar/empty.jsonl", [], 0)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "frames.jsonl.zst", "a.parquet", "file.arrow"])
+def test_a_large_member_of_an_archive_is_cut_as_a_file_is(tmp_path: Path, name: str):
+    (tmp_path / "t.tar").write_bytes(tar({"first.jsonl": json_lines(), name: KINDS[name]()}))
+    _, member = expand_sources([str(tmp_path / "t.tar")])
+    pieces = cut_file(member, 0, piece_bytes=member.size_bytes // 6, form=FORM)
+    assert len(pieces) > 1
+    blocks = [block for piece in pieces for block in piece_blocks(member, piece, Position(), form=FORM)]
+    assert [text for block in blocks for text in parse_block(block, FORM).texts] == TEXTS
 
 
 def test_a_compressed_archive_stays_one_file_whose_lines_are_counted_through(tmp_path: Path):
@@ -292,8 +302,6 @@ def test_warc_files_of_another_writer_are_read(tmp_path: Path):
 def test_a_warc_record_too_long_is_rejected_alone(tmp_path: Path):
     (tmp_path / "a.warc").write_bytes(warc(["a", "b" * 5000, "c"]))
     source = SourceFile("a.warc", tmp_path / "a.warc")
-    from preprocessing.reading.records import parse_block
-
     blocks = [parse_block(block, FORM) for block in file_blocks(source, Position(), form=FORM, line_bytes=1000)]
     assert [text for block in blocks for text in block.texts] == ["a", "c"]
     assert [reject.reason for block in blocks for reject in block.rejects] == [
