@@ -169,6 +169,12 @@ def run_parts(job: IngestJob, numbers: Sequence[int], settings: IngestConfig, ov
     Raises:
         ConfigError: The executor is not installed, or its cluster does not answer.
     """
+    lonely = next((file for file in job.files if file.is_in_this_process_only), None)
+    if lonely is not None and settings.executor != "local":
+        raise ConfigError(
+            f"{lonely.place} is in the memory of this process, where a cluster cannot read it. "
+            "Set ingest.executor to local, or put the file on a disk that all machines see."
+        )
     if settings.executor == "ray":
         from preprocessing.ingestion.ray_executor import run_on_ray
 
