@@ -6,6 +6,7 @@ and truncation, padding and BPE dropout that the file may ask for are switched o
 
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -45,7 +46,7 @@ class Tokenizer:
         self.definition = definition
         self.config = config
         try:
-            self._inner = tokenizers.Tokenizer.from_str(definition)
+            self._inner = tokenizers.Tokenizer.from_str(_with_special_tokens_out_of_reach(definition))
         except Exception as error:  # the library raises bare Exception
             raise ConfigError(f"{source}: not a tokenizer of the `tokenizers` library ({error}).") from error
         self._inner.no_padding()
@@ -164,6 +165,31 @@ class Tokenizer:
             if token is not None and token in self.vocab:
                 return self.vocab[token]
         return None
+
+
+def _with_special_tokens_out_of_reach(definition: str) -> str:
+    """Cut texts of a Unigram model inside what looks like a special token, so that the model never finds one.
+
+    The library's switch for special tokens only keeps it from looking for them beforehand; the
+    model would still find "</s>" among its pieces. Nothing else is cut, and ids stay as they are.
+    """
+    if '"Unigram"' not in definition:
+        return definition
+    data = parse_json(definition)
+    model = data.get("model") or {}
+    unknown = model.get("unk_id")
+    pieces = {piece[0] for number, piece in enumerate(model.get("vocab") or []) if number != unknown}
+    endings: dict[str, list[str]] = {}
+    for token in data.get("added_tokens") or []:
+        if token.get("special") and token["content"] in pieces and len(token["content"]) > 1:
+            endings.setdefault(token["content"][0], []).append(token["content"][1:])
+    if not endings:
+        return definition
+    pattern = "|".join(f"{re.escape(first)}(?={'|'.join(map(re.escape, rest))})" for first, rest in endings.items())
+    cut = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "MergedWithPrevious", "invert": False}
+    before = data.get("pre_tokenizer")
+    data["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [*([before] if before else []), cut]}
+    return json.dumps(data)
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
