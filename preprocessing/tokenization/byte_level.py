@@ -40,13 +40,19 @@ def bytes_of(token: str) -> bytes | None:
         return None
 
 
+def normalizes(definition: Mapping[str, Any]) -> bool:
+    """Say whether a definition has a normalizer that does something."""
+    normalizer = definition.get("normalizer")
+    return normalizer is not None and normalizer.get("normalizers") != []
+
+
 def token_bytes(tokenizer: Tokenizer) -> list[bytes] | None:
     """Return the bytes of each id of a byte-level tokenizer that loses nothing, else None.
 
     An added token's bytes are those of its text. Ids without token have none.
     """
     data = tokenizer.data
-    if data.get("normalizer") is not None or not _is_byte_level(data.get("decoder")):
+    if normalizes(data) or not _is_byte_level(data.get("decoder")):
         return None
     table = [b""] * tokenizer.vocab_size
     added = {int(item["id"]): item["content"] for item in data.get("added_tokens") or []}

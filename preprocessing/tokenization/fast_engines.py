@@ -7,7 +7,7 @@ used.
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,9 +123,19 @@ def engine_definition(tokenizer: Tokenizer) -> str:
     data: dict[str, Any] = dict(tokenizer.data)
     data["added_tokens"] = [token for token in data.get("added_tokens") or [] if not token.get("special")]
     data |= {"post_processor": None, "truncation": None, "padding": None}
-    if isinstance(data.get("model"), dict) and data["model"].get("dropout"):
-        data["model"] = {**data["model"], "dropout": None}
+    model = data.get("model")
+    if isinstance(model, dict):
+        data["model"] = {**model, **({"dropout": None} if "dropout" in model else {}), "vocab": _without_holes(model)}
     return json.dumps(data, ensure_ascii=False)
+
+
+def _without_holes(model: Mapping[str, Any]) -> Any:
+    """Give ids without token a name that no text has: fastokens refuses a vocabulary with holes (cl100k_base)."""
+    vocab = model.get("vocab")
+    if not isinstance(vocab, dict):
+        return vocab
+    taken = set(vocab.values())
+    return vocab | {f"\ue000{number}": number for number in range(max(taken, default=0)) if number not in taken}
 
 
 def resident_bytes() -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from preprocessing.tokenization.byte_level import normalizes
 from preprocessing.tokenization.engines import Engine, Ids, Lengths, ReferenceEngine, UnusableEngineError
 from preprocessing.tokenization.patterns import CL100K_PATTERN, GPT2_PATTERN, QWEN2_PATTERN
 from preprocessing.tokenization.tokenizer import Tokenizer
@@ -120,7 +121,7 @@ def safe_pattern(definition: Mapping[str, Any]) -> str | None:
     So for byte-level BPE without normalizer whose pattern is one of `SAFE_PATTERNS`, and whose
     added tokens are all special (those are not parsed in text).
     """
-    if definition.get("normalizer") is not None or (definition.get("model") or {}).get("type", "BPE") != "BPE":
+    if normalizes(definition) or (definition.get("model") or {}).get("type", "BPE") != "BPE":
         return None
     if any(not token.get("special") for token in definition.get("added_tokens") or []):
         return None

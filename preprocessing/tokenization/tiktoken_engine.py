@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from preprocessing.tokenization.byte_level import bytes_of
+from preprocessing.tokenization.byte_level import bytes_of, normalizes
 from preprocessing.tokenization.engines import Engine, Ids, Lengths, UnusableEngineError
 from preprocessing.tokenization.patterns import GPT2_PATTERN
 from preprocessing.tokenization.tokenizer import Tokenizer
@@ -44,7 +44,7 @@ def tiktoken_engine(tokenizer: Tokenizer) -> Engine:
 
 
 def _pattern(data: Mapping[str, Any]) -> str:
-    if data.get("normalizer") is not None:
+    if normalizes(data):
         raise UnusableEngineError("tiktoken knows no normalizer")
     if any(not token.get("special") for token in data.get("added_tokens") or []):
         raise UnusableEngineError("tiktoken knows no added tokens in ordinary text")

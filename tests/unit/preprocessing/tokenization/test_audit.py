@@ -2,13 +2,14 @@
 
 import json
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ingest_cases import CASES
-from tokenizer_texts import HARD_TEXTS, TRAINING_TEXTS, byte_level_definition
+from tokenizer_texts import HARD_TEXTS, TRAINING_TEXTS, byte_level_definition, example_ranks, write_rank_file
 
 from preprocessing.tokenization import audit
 from preprocessing.tokenization.audit import ByteCheck, EngineRejectedError, audited_texts, first_difference
@@ -86,6 +87,13 @@ def test_other_tokenizers_are_run_rightly_or_not_at_all(name: str, engine: str):
     except UnusableEngineError:
         return
     assert first_difference(made, tokenizer, ["abc", " a  b", "e\u0301", "w1 w65489 x", "a<|endoftext|>"]) is None
+
+
+def test_ids_without_token_hinder_no_engine(tmp_path: Path):
+    """The special tokens of cl100k_base stand apart from its ranks."""
+    tokenizer = load_tokenizer(write_rank_file(tmp_path / "cl100k_base.tiktoken", example_ranks()))
+    for name in ("fastokens", "tiktoken"):
+        assert first_difference(make_engine(name, tokenizer), tokenizer, TRAINING_TEXTS) is None
 
 
 def encoded(texts: list[str]) -> tuple[Tokenizer, tuple[np.ndarray, np.ndarray, bytes, np.ndarray]]:

@@ -134,7 +134,12 @@ def sentencepiece_model(folder: Path, **options: object) -> Path:
     lines = [line for text in TRAINING_TEXTS for line in text.replace("\0", "").splitlines() if line.strip()]
     (folder / "text.txt").write_text("\n".join(lines * 2), encoding="utf-8")
     sentencepiece.SentencePieceTrainer.train(
-        input=str(folder / "text.txt"), model_prefix=str(folder / "m"), vocab_size=700, minloglevel=2, **options
+        input=str(folder / "text.txt"),
+        model_prefix=str(folder / "m"),
+        vocab_size=700,
+        num_threads=1,
+        minloglevel=2,
+        **options,
     )
     return folder / "m.model"
 
@@ -158,9 +163,14 @@ def test_sentencepiece_models_give_the_ids_of_sentencepiece(tmp_path: Path, kind
     own = sentencepiece.SentencePieceProcessor(model_file=str(path))
     tokenizer = load_tokenizer(path)
 
-    # Among segmentations of equal score, as of 3000 times "x", unigram models leave the choice to rounding.
-    texts = [text for text in TEXTS if "unigram" not in str(SENTENCEPIECE[kind]) or "x" * 99 not in text]
-    assert tokenizer.encode_batch(texts) == [own.encode(text) for text in texts]
+    for text, ids in zip(TEXTS, tokenizer.encode_batch(TEXTS), strict=True):
+        expected = own.encode(text)
+        if "unigram" in str(SENTENCEPIECE[kind]) and ids != expected:
+            # Among segmentations of equal score, as of 3000 times "x", rounding has the choice.
+            scores = [sum(own.get_score(number) for number in numbers) for numbers in (ids, expected)]
+            assert scores[0] == pytest.approx(scores[1], rel=1e-6)
+        else:
+            assert ids == expected
     assert (tokenizer.eod_id, tokenizer.bos_id) == (own.eos_id(), own.bos_id())
     assert tokenizer_format(path) == "sentencepiece"
 
