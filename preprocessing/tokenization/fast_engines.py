@@ -119,8 +119,16 @@ def _built(name: str, build: Callable[[], Encode], cache_bytes: int) -> Engine:
 
 
 def engine_definition(tokenizer: Tokenizer) -> str:
-    """Return `tokenizer.json` as these libraries need it to treat text as text."""
+    """Return `tokenizer.json` as these libraries need it to treat text as text.
+
+    Raises:
+        UnusableEngineError: The model is no BPE: others have no check of every document, and Unigram models find
+            special tokens in text.
+    """
     data: dict[str, Any] = dict(tokenizer.data)
+    kind = (data.get("model") or {}).get("type", "BPE")
+    if kind != "BPE":
+        raise UnusableEngineError(f"only BPE is run by optional engines, not {kind}")
     data["added_tokens"] = [token for token in data.get("added_tokens") or [] if not token.get("special")]
     data |= {"post_processor": None, "truncation": None, "padding": None}
     model = data.get("model")

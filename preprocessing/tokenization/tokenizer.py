@@ -24,6 +24,8 @@ CONFIG_FILE = "tokenizer_config.json"
 USUAL_EOD_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 USUAL_BOS_TOKENS = ("<|begin_of_text|>", "<s>", "<bos>", "[CLS]")
 
+OUT_OF_REACH = -1e4  # a Unigram piece of a lower score is never chosen
+
 # Megatron-LM's DType.optimal_dtype: below this many ids, tokens are uint16, else int32.
 UINT16_VOCAB_LIMIT = 65500
 
@@ -178,7 +180,8 @@ def _with_special_tokens_out_of_reach(definition: str) -> str:
     data = parse_json(definition)
     model = data.get("model") or {}
     unknown = model.get("unk_id")
-    pieces = {piece[0] for number, piece in enumerate(model.get("vocab") or []) if number != unknown}
+    vocab = model.get("vocab") or []
+    pieces = {text for number, (text, score) in enumerate(vocab) if number != unknown and score > OUT_OF_REACH}
     endings: dict[str, list[str]] = {}
     for token in data.get("added_tokens") or []:
         if token.get("special") and token["content"] in pieces and len(token["content"]) > 1:
