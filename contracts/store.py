@@ -168,14 +168,16 @@ class ArtifactStore:
         kind: str,
         label: str,
         recipe: Recipe,
+        begin: Callable[[Workspace], None],
         *,
         inputs: Mapping[str, Artifact] | None = None,
         progress: Progress | None = None,
     ) -> Workspace | Artifact:
         """Open an artifact's folder for one of several processes that fill it together, or return what is done.
 
-        Nobody holds the lease afterwards: those processes agree among themselves who does what.
-        One that finds all of it done calls `make`, whose `work` puts it together.
+        `begin` is called under the lease, by every process, and lays down what they share. Nobody
+        holds the lease afterwards: those processes agree among themselves who does what. One that
+        finds all of it done calls `make`, whose `work` puts it together.
 
         Raises:
             LockedError: Another live run builds it alone and does not finish while this one waits.
@@ -187,12 +189,23 @@ class ArtifactStore:
             return done
         path = self.locate(kind, label, recipe)
         self._refuse_other_run(path, recipe)
-        with storage_errors(path), Lease(path, name=self.relative(path), progress=progress):
-            if (done := self._done(kind, label, recipe, inputs)) is not None:
-                return done
-            if self.output is not None:
-                self._remember(kind, path)
-            return self._open(path, recipe, progress, force=False)
+        with storage_errors(path):
+            try:
+                with Lease(path, name=self.relative(path), progress=progress):
+                    if (done := self._done(kind, label, recipe, inputs)) is not None:
+                        return done
+                    if self.output is not None:
+                        self._remember(kind, path)
+                    workspace = self._open(path, recipe, progress, force=False)
+                    try:
+                        begin(workspace)
+                    except BaseException:
+                        _forget_if_empty(path)
+                        raise
+                    return workspace
+            finally:
+                with contextlib.suppress(OSError):
+                    path.rmdir()
 
     def _refuse_other_run(self, path: Path, recipe: Recipe) -> None:
         """Refuse at once what waiting cannot help: the folder is being filled with something else."""

@@ -13,8 +13,7 @@ from typing import Any
 from contracts.errors import InputError, LockedError
 from contracts.files import write_atomically
 from contracts.json_text import parse_json
-from contracts.lease import Lease
-from contracts.progress import Progress, SilentProgress
+from contracts.progress import Progress
 from preprocessing.ingestion.parts import UNFINISHED, IngestJob, Part
 from preprocessing.ingestion.shards import PartState, read_state
 from preprocessing.reading.blocks import Position
@@ -127,7 +126,7 @@ def drop_barred_parts(job: IngestJob) -> None:
         if barred.isdisjoint(read_state(folder).engines):
             continue
         try:
-            with Lease(folder, name=f"part {number} of {job.folder.name}", progress=SilentProgress(), wait_s=0):
+            with job.part_lease(number, wait_s=0):
                 shutil.rmtree(folder)
         except LockedError:
             continue

@@ -7,7 +7,6 @@ if bad records were set aside.
 """
 
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -39,7 +38,7 @@ from preprocessing.ingestion.engine_choice import (
 )
 from preprocessing.ingestion.executors import run_here
 from preprocessing.ingestion.overview import Overview
-from preprocessing.ingestion.parts import UNFINISHED, IngestJob, PartsAtWork, give_up, kept_plan
+from preprocessing.ingestion.parts import IngestJob, PartsAtWork, close_build, give_up, kept_plan, refuse_if_over
 from preprocessing.reading.damage import DamagedStreamError, ForeignFileError
 from preprocessing.reading.pile import compare_with_published, doubts_about
 from preprocessing.reading.records import RecordFormat
@@ -72,7 +71,7 @@ def ingest(settings: IngestConfig, inputs: Mapping[str, Artifact], workspace: Wo
         TooManyRejectsError: More records are bad than `max_rejects`.
     """
     if (summary := workspace.kept_result()) is not None:
-        shutil.rmtree(workspace.path / UNFINISHED, ignore_errors=True)
+        close_build(workspace.path)
         return summary
     try:
         prepared = do_parts(settings, inputs, workspace.path, progress=workspace.progress)
@@ -90,13 +89,20 @@ def do_parts(
     progress: Progress,
     rank: int = 0,
     world: int = 1,
+    may_begin: bool = True,
 ) -> Prepared:
     """Do what is left of the parts `rank`, `rank + world`, and so on.
 
     They are done again where an engine is found wrong, until every part stands by a good engine.
+
+    Args:
+        may_begin: Divide the files into parts if that was not done; only under the lease on `folder`.
+
+    Raises:
+        BuildOverError: Another process completed the build, or gave it up.
     """
     while True:
-        prepared = prepare(settings, inputs, folder, progress=progress)
+        prepared = prepare(settings, inputs, folder, progress=progress, may_begin=may_begin)
         job = prepared.job
         mine = range(rank, len(job.parts), world)
         drop_barred_parts(job)
@@ -114,7 +120,25 @@ def do_parts(
             return prepared
 
 
-def prepare(settings: IngestConfig, inputs: Mapping[str, Artifact], folder: Path, *, progress: Progress) -> Prepared:
+def begin(settings: IngestConfig, inputs: Mapping[str, Artifact], folder: Path) -> None:
+    """Divide the files into parts, if that was not done, for processes that do them together; under the lease.
+
+    Raises:
+        ConfigError: Sources are missing.
+        InputError: A file is of a type that cannot be read.
+    """
+    files = source_files(settings.sources, inputs, _source_settings(settings))
+    kept_plan(folder, files, part_bytes=settings.part_bytes, form=_record_format(settings), may_begin=True)
+
+
+def prepare(
+    settings: IngestConfig,
+    inputs: Mapping[str, Artifact],
+    folder: Path,
+    *,
+    progress: Progress,
+    may_begin: bool = True,
+) -> Prepared:
     """Load the tokenizer, list the files and divide them into parts, or take the parts of a build that was begun.
 
     The engine is chosen here, by an audit on texts spread over the corpus.
@@ -123,17 +147,13 @@ def prepare(settings: IngestConfig, inputs: Mapping[str, Artifact], folder: Path
         ConfigError: Sources or tokenizer are missing, or the tokenizer lacks a token asked for.
         InputError: A file is of a type that cannot be read.
     """
+    if not may_begin:
+        refuse_if_over(folder)
     tokenizer_path = _tokenizer_path(settings, inputs)
     tokenizer = load_tokenizer(tokenizer_path)
     encoding = EncodingPlan(
         tokenizer=str(keep_tokenizer(tokenizer, folder.absolute())),
-        form=RecordFormat(
-            settings.text_key,
-            settings.subset_key,
-            settings.invalid_unicode == "replace",
-            settings.format,
-            settings.text_unit,
-        ),
+        form=_record_format(settings),
         keep_empty=settings.keep_empty,
         eod_id=tokenizer.require_eod(settings.eod_token) if settings.append_eod else None,
         bos_id=tokenizer.require_bos() if settings.add_bos else None,
@@ -144,7 +164,7 @@ def prepare(settings: IngestConfig, inputs: Mapping[str, Artifact], folder: Path
     job = IngestJob(
         folder=folder.absolute(),
         files=tuple(files),
-        parts=kept_plan(folder, files, part_bytes=settings.part_bytes, form=encoding.form),
+        parts=kept_plan(folder, files, part_bytes=settings.part_bytes, form=encoding.form, may_begin=may_begin),
         encoding=encoding,
         dtype=tokenizer.token_dtype.str,
         shard_tokens=settings.shard_tokens,
@@ -205,7 +225,7 @@ def _finish(settings: IngestConfig, prepared: Prepared, workspace: Workspace) ->
     summary["engines"] = engine_provenance(job.folder, parts.states)
     # From here on a killed run is published by the next one without the states of the parts.
     workspace.keep_result(summary)
-    shutil.rmtree(job.folder / UNFINISHED)
+    close_build(job.folder)
     return summary
 
 
@@ -219,6 +239,11 @@ def _tokenizer_path(settings: IngestConfig, inputs: Mapping[str, Artifact]) -> P
             "ingest: no tokenizer. Set ingest.tokenizer (--tokenizer PATH), or give a tokenizer artifact."
         )
     return user_path(settings.tokenizer)
+
+
+def _record_format(settings: IngestConfig) -> RecordFormat:
+    replaces_invalid = settings.invalid_unicode == "replace"
+    return RecordFormat(settings.text_key, settings.subset_key, replaces_invalid, settings.format, settings.text_unit)
 
 
 def _source_settings(settings: IngestConfig) -> SourceSettings:

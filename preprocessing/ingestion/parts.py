@@ -8,6 +8,7 @@ of workers, ranks or time. `ingest_part` is the one function by which a part is 
 import contextlib
 import errno
 import json
+import shutil
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
@@ -32,6 +33,7 @@ from preprocessing.reading.records import RecordFormat
 from preprocessing.reading.source_file import SourceFile
 
 UNFINISHED = "unfinished"
+LOCKS = ".locks"  # a name that is never published, as those of all locks
 PLAN = "plan.json"
 PROGRESS = "progress.json"
 REPORT_S = 1.0
@@ -84,8 +86,36 @@ class IngestJob:
     def part_folder(self, number: int) -> Path:
         return self.folder / UNFINISHED / f"part-{number:05d}"
 
+    def part_lease(self, number: int, **options: Any) -> Lease:
+        """Return the lease on a part; it lies apart from the part, so that taking it never makes one anew."""
+        name = f"part {number} of {self.folder.name}"
+        return Lease(self.folder / LOCKS / f"{number:05d}", name=name, progress=SilentProgress(), **options)
+
     def unfinished_parts(self) -> list[int]:
-        return [n for n in range(len(self.parts)) if not read_state(self.part_folder(n)).is_done]
+        """Number the parts that are not done.
+
+        Raises:
+            BuildOverError: The build is no longer under way.
+        """
+        numbers = [n for n in range(len(self.parts)) if not read_state(self.part_folder(n)).is_done]
+        refuse_if_over(self.folder)
+        return numbers
+
+
+class BuildOverError(InputError):
+    """Another process has completed the build meanwhile, or has given it up."""
+
+
+def refuse_if_over(folder: Path) -> None:
+    """Make sure that a build is under way. The plan goes before any state does: states read before this are true.
+
+    Raises:
+        BuildOverError: It is not.
+    """
+    if not (folder / UNFINISHED / PLAN).exists():
+        raise BuildOverError(
+            f"{folder}: the build was given up by another process, which refused its input. Its message says why."
+        )
 
 
 def plan_parts(files: Sequence[SourceFile], *, part_bytes: int, form: RecordFormat) -> tuple[Part, ...]:
@@ -103,17 +133,25 @@ def plan_parts(files: Sequence[SourceFile], *, part_bytes: int, form: RecordForm
     return (*parts, Part(tuple(waiting))) if waiting else tuple(parts)
 
 
-def kept_plan(folder: Path, files: Sequence[SourceFile], *, part_bytes: int, form: RecordFormat) -> tuple[Part, ...]:
+def kept_plan(
+    folder: Path, files: Sequence[SourceFile], *, part_bytes: int, form: RecordFormat, may_begin: bool
+) -> tuple[Part, ...]:
     """Return the plan of a build that was begun, or make it and keep it for all who work on it.
+
+    Args:
+        may_begin: Make it; only whoever holds the lease on the folder may.
 
     Raises:
         InputError: The kept plan is damaged.
+        BuildOverError: There is none, and this process may not make it.
     """
     path = folder / UNFINISHED / PLAN
     try:
         data = parse_json(path.read_text(encoding="utf-8"))
         return tuple(Part(tuple(Piece(*piece) for piece in part)) for part in data)
     except FileNotFoundError:
+        if not may_begin:
+            refuse_if_over(folder)
         parts = plan_parts(files, part_bytes=part_bytes, form=form)
     except (ValueError, TypeError) as error:
         raise InputError(f"{path}: damaged ({error}). Remove {folder}, then ingest again.") from error
@@ -135,11 +173,17 @@ def ingest_part(
         RecordError: A record is bad, and bad records stop the stage.
         DamagedStreamError: A file is damaged, likewise.
         LockedError: The part was taken over by another process.
+        BuildOverError: The build is no longer under way.
     """
-    folder = job.part_folder(number)
     report = PartReporter(job, number)
-    report.stop_if_given_up()
-    with Lease(folder, name=f"part {number} of {job.folder.name}", progress=SilentProgress()) as lease:
+    refuse_if_over(job.folder)
+    with job.part_lease(number) as lease:
+        folder = job.part_folder(number)
+        is_done = read_state(folder).is_done
+        refuse_if_over(job.folder)
+        if is_done:
+            return
+        folder.mkdir(exist_ok=True)
         writer = ShardWriter(
             folder,
             dtype=np.dtype(job.dtype),
@@ -148,8 +192,7 @@ def ingest_part(
             check=lease.check,
         )
         try:
-            if not writer.state.is_done:
-                _write_part(job, number, writer, pool, (report, tell))
+            _write_part(job, number, writer, pool, (report, tell))
         except BadPieceRecordError as error:
             piece = job.parts[number].pieces[error.piece]
             line = error.line + _lines_before(job, number, error.piece)
@@ -213,29 +256,28 @@ class PartReporter:
     """
 
     def __init__(self, job: IngestJob, number: int) -> None:
-        self._plan = job.folder / UNFINISHED / PLAN
+        self._folder = job.folder
         self._path = job.part_folder(number) / PROGRESS
         self._last_s = 0.0
 
     def __call__(self, progress: PartProgress) -> None:
-        now_s = time.monotonic()
-        if now_s - self._last_s < REPORT_S:
-            return
-        self._last_s = now_s
-        self.stop_if_given_up()
-        write_atomically(self._path, json.dumps(vars(progress)), is_durable=False)
-
-    def stop_if_given_up(self) -> None:
-        """Stop the part if its build was given up.
+        """Take a report.
 
         Raises:
-            InputError: It was.
+            BuildOverError: The build was given up.
         """
-        if not self._plan.exists():
-            raise InputError(
-                f"{self._plan.parent.parent}: the build was given up by another process, which refused its input. "
-                "Its message says why."
-            )
+        now_s = time.monotonic()
+        if now_s - self._last_s >= REPORT_S:
+            self._last_s = now_s
+            refuse_if_over(self._folder)
+            write_atomically(self._path, json.dumps(vars(progress)), is_durable=False)
+
+
+def close_build(folder: Path) -> None:
+    """Remove what an unfinished build needs: the plan first, so that no process takes what is missing for undone."""
+    (folder / UNFINISHED / PLAN).unlink(missing_ok=True)
+    for name in (UNFINISHED, LOCKS):
+        shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def give_up(workspace: Workspace) -> None:

@@ -9,15 +9,15 @@ import contextlib
 from collections.abc import Mapping
 
 from contracts.artifact import MANIFEST, Artifact
-from contracts.errors import ConfigError, InputError
+from contracts.errors import ConfigError
 from contracts.files import storage_errors
 from contracts.lease import Lease
 from contracts.progress import Progress, SilentProgress
 from contracts.store import ArtifactStore
 from contracts.workspace import RESULT, Workspace
 from preprocessing.config import IngestConfig
-from preprocessing.ingestion.ingest import INGEST, REFUSALS, do_parts
-from preprocessing.ingestion.parts import PLAN, UNFINISHED, IngestJob, give_up
+from preprocessing.ingestion.ingest import INGEST, REFUSALS, begin, do_parts
+from preprocessing.ingestion.parts import BuildOverError, give_up
 
 
 def ingest_share(
@@ -49,7 +49,12 @@ def ingest_share(
             name = "the list of digests of source files"
             stack.enter_context(Lease(store.root / ".digesting", name=name, progress=progress))
         recipe = INGEST.recipe(settings, inputs={n: item.fingerprint for n, item in inputs.items()}, store=store)
-    workspace = store.share(INGEST.kind, label or INGEST.name, recipe, inputs=inputs, progress=progress)
+
+    def lay_down_plan(workspace: Workspace) -> None:
+        if workspace.kept_result() is None:
+            begin(settings, inputs, workspace.path)
+
+    workspace = store.share(INGEST.kind, label or INGEST.name, recipe, lay_down_plan, inputs=inputs, progress=progress)
     if isinstance(workspace, Artifact):
         return workspace
     if workspace.kept_result() is None and not _do_share(settings, inputs, workspace, rank, world, progress):
@@ -69,22 +74,19 @@ def _do_share(
     path = workspace.path
     try:
         with storage_errors(path):
-            job = do_parts(settings, inputs, path, progress=progress, rank=rank, world=world).job
+            work = do_parts(settings, inputs, path, progress=progress, rank=rank, world=world, may_begin=False)
+            left = len(work.job.unfinished_parts())
+    except BuildOverError:
+        if any((path / name).exists() for name in (RESULT, MANIFEST)):
+            return True  # another process has put it together
+        raise
     except REFUSALS:
         with Lease(path, name=str(path), progress=progress):
             give_up(workspace)
         with contextlib.suppress(OSError):
             path.rmdir()
         raise
-    return _is_complete(job, rank, world, progress)
-
-
-def _is_complete(job: IngestJob, rank: int, world: int, progress: Progress) -> bool:
-    left = len(job.unfinished_parts())
-    if not (job.folder / UNFINISHED / PLAN).exists():
-        if not any((job.folder / name).exists() for name in (RESULT, MANIFEST)):
-            raise InputError(f"{job.folder}: the build was given up by another rank. Its message says why.")
-        return True  # another rank has put it together
-    total, mine = len(job.parts), len(range(rank, len(job.parts), world))
+    total = len(work.job.parts)
+    mine = len(range(rank, total, world))
     progress.note(f"rank {rank} of {world}: its {mine} parts are done; {total - left} of {total} in all")
     return left == 0

@@ -123,7 +123,7 @@ def _pairs(folder: Path) -> set[int]:
 
 def _wait_for_workers(folder: Path) -> None:
     """Wait until the workers of a killed run have noticed."""
-    for lock in folder.glob("out/unfinished/part-*/.lock"):
+    for lock in folder.glob("out/.locks/*/.lock"):
         with_pid = json.loads(lock.read_text())["pid"] if lock.exists() else 0
         while with_pid and Path(f"/proc/{with_pid}").exists() and "Z" not in _status(with_pid):
             time.sleep(0.01)
@@ -139,7 +139,7 @@ def _status(pid: int) -> str:
 STEPS = [(assembly, "join_tables"), (assembly, "_join_rejects"), (assembly, "_move"), (ingest, "summarize")]
 
 
-@pytest.mark.parametrize(("module", "name"), [*STEPS, (ingest.shutil, "rmtree")])
+@pytest.mark.parametrize(("module", "name"), [*STEPS, (ingest, "close_build")])
 @pytest.mark.parametrize("is_after", [False, True])
 def test_a_run_killed_in_any_step_of_the_assembly_keeps_every_shard(
     tmp_path: Path, sources: list[str], monkeypatch: pytest.MonkeyPatch, module: Any, name: str, is_after: bool

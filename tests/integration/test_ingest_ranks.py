@@ -178,3 +178,23 @@ def test_the_array_template_starts_its_rank(tmp_path: Path, source: Path):
     words = run(SLURM_ARRAY_TASK_COUNT="4").stdout.split()
     assert words == ["ingest", "--source", "*.zst", "--store", "/s", "--workers", "8", "--rank", "2", "--world", "4"]
     assert run(SLURM_ARRAY_TASK_COUNT="2").returncode == 2
+
+
+def test_a_rank_that_finds_the_dataset_put_together_meanwhile_is_done(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from preprocessing.ingestion import ranks
+
+    do_parts = ranks.do_parts
+
+    def late(*args: Any, **kwargs: Any) -> Any:
+        monkeypatch.setattr(ranks, "do_parts", do_parts)
+        INGEST.run(settings_for(source), store=store_for(tmp_path))
+        return do_parts(*args, **kwargs)
+
+    monkeypatch.setattr(ranks, "do_parts", late)
+    artifact = share(source, tmp_path, 0, 2)
+
+    assert artifact is not None
+    assert not (artifact.path / "unfinished").exists()
+    assert not (artifact.path / ".locks").exists()
