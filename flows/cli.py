@@ -18,13 +18,13 @@ from typing import Annotated
 import typer
 
 from contracts.errors import ShardlineError
-from flows.commands import chain, data, datasets, machine, models, study
+from flows.commands import chain, cleaning, data, datasets, machine, models, study
 from flows.silence import SILENCE
 
 # Flags after which several words may stand, as in --source a.jsonl b.jsonl.
 SEVERAL = (
     *("--source", "--dataset", "--weights", "--epochs", "--tokens", "--subset"),
-    *("--task", "--evaluation"),
+    *("--task", "--evaluation", "--quality", "--language", "--decontaminate"),
 )
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # a damaged file must not drive the terminal
@@ -47,7 +47,7 @@ def build_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback(invoke_without_command=False)(_options)
-    for module in (chain, data, datasets, models, study, machine):
+    for module in (chain, data, cleaning, datasets, models, study, machine):
         module.register(app)
     return app
 

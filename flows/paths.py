@@ -11,6 +11,7 @@ from contracts.files import user_path
 # Settings of each section that hold paths.
 PATHS: dict[str, tuple[str, ...]] = {
     "corpus": ("sources",),
+    "clean": ("sources", "decontaminate"),
     "tokenizer": ("sources", "load"),
     "ingest": ("sources", "tokenizer"),
     "heldout": ("sources", "tokenizer"),

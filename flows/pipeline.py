@@ -1,7 +1,7 @@
 """One YAML file describes a chain; here it becomes settings, and the settings become steps.
 
 The sections are the stages' own settings. What a section leaves out falls away: without `corpus`
-the text is read from `ingest.sources`, without `tokenizer` from `ingest.tokenizer`.
+and `clean` the text is read from `ingest.sources`, without `tokenizer` from `ingest.tokenizer`.
 """
 
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ from conversion.config import ReshapeConfig
 from evaluation.config import EvaluateConfig, ReportConfig
 from flows.engine import Step
 from flows.paths import PATHS, with_absolute_paths
+from preprocessing.cleaning.config import CleanConfig
 from preprocessing.config import CorpusConfig, IngestConfig, TokenizerConfig
 from training.config import PretrainConfig
 
@@ -54,6 +55,7 @@ class PipelineConfig(Settings):
     store: str = execution("store", description="Folder of the artifact store, relative to this file.")
     tracking: TrackingConfig = execution(TrackingConfig(), description="MLflow projection.")
     corpus: CorpusConfig | None = Field(None, description="Text in Pile form with a held-out part.")
+    clean: CleanConfig | None = Field(None, description="What is left out of the corpus, or of its own sources.")
     tokenizer: TokenizerConfig | None = Field(None, description="Tokenizer trained on the corpus.")
     ingest: IngestConfig = Field(default_factory=IngestConfig, description="Tokens in .bin/.idx shards.")
     heldout: IngestConfig | None = Field(
@@ -67,8 +69,10 @@ class PipelineConfig(Settings):
 
     @model_validator(mode="after")
     def _is_joined(self) -> Self:
-        if self.corpus is None and not self.ingest.sources:
+        if self.corpus is None and self.clean is None and not self.ingest.sources:
             raise ValueError("there is no text: give a corpus section, or ingest.sources.")
+        if self.clean is not None:
+            self._check_clean(self.clean)
         if self.tokenizer is None and self.ingest.tokenizer is None:
             raise ValueError("there is no tokenizer: give a tokenizer section, or ingest.tokenizer with a path.")
         if self.pretrain is not None and self.pretrain.datasets:
@@ -97,6 +101,14 @@ class PipelineConfig(Settings):
             raise ValueError(f"evaluate.of names {', '.join(unknown)}; there are: {', '.join(['pretrain', *names])}.")
         return self
 
+    def _check_clean(self, clean: CleanConfig) -> None:
+        if self.corpus is None and not clean.sources:
+            raise ValueError("clean has nothing to clean: give a corpus section, or clean.sources.")
+        if self.corpus is not None and clean.sources:
+            raise ValueError("clean.sources and a corpus section are both given. Keep one.")
+        if not clean.has_steps:
+            raise ValueError("clean asks for no step: set clean.exact, minhash, quality or another, or leave it out.")
+
     def _has_heldout(self) -> bool:
         if self.heldout is not None and self.heldout.sources:
             return True
@@ -117,7 +129,7 @@ def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> PipelineConfig:
 
 def steps_of(config: PipelineConfig) -> list[Step]:
     """Return the steps of a chain in an order in which each finds its inputs."""
-    from preprocessing.stages import CORPUS, INGEST, TOKENIZER
+    from preprocessing.stages import CLEAN, CORPUS, INGEST, TOKENIZER
 
     name = config.name
     steps: list[Step] = []
@@ -125,6 +137,9 @@ def steps_of(config: PipelineConfig) -> list[Step]:
     if config.corpus is not None:
         steps.append(Step("corpus", CORPUS, config.corpus, label=name))
         inputs["corpus"] = "corpus"
+    if config.clean is not None:
+        steps.append(Step("clean", CLEAN, config.clean, _only(inputs, "corpus"), label=f"{name}-clean"))
+        inputs["corpus"] = "clean"
     if config.tokenizer is not None:
         trained_on = {} if config.tokenizer.load else _only(inputs, "corpus")
         steps.append(Step("tokenizer", TOKENIZER, config.tokenizer, trained_on, label=name))

@@ -26,6 +26,7 @@ from flows.pipeline import PipelineConfig, steps_of
 from flows.recording import Recorder
 from flows.references import resolve_inputs
 from flows.stages import stage_named
+from preprocessing.cleaning.config import CleanConfig
 from preprocessing.config import CorpusConfig, IndexConfig, IngestConfig, TokenizerConfig
 from training.config import PretrainConfig
 
@@ -129,6 +130,12 @@ def _run_one(name: str, settings: Settings, inputs: Mapping[str, str] | None, st
 def corpus(store: str, settings: CorpusConfig = CorpusConfig(), label: str = "") -> None:  # noqa: B008
     """Gather text into Pile form. `store` is the folder of the artifact store."""
     _run_one("corpus", settings, None, store, label)
+
+
+@flow(name="clean")
+def clean(store: str, settings: CleanConfig, inputs: dict[str, str] | None = None, label: str = "") -> None:
+    """Leave documents out of a corpus. `inputs` may name a corpus artifact: {"corpus": REFERENCE}."""
+    _run_one("clean", settings, inputs, store, label)
 
 
 @flow(name="tokenizer")

@@ -27,6 +27,8 @@ OWNERS = {
     "tiktoken": "preprocessing/tokenization/tiktoken_engine.py",
     "datasets": "preprocessing/",
     "ray": "preprocessing/ingestion/ray_executor.py",
+    "rensa": "preprocessing/cleaning/signatures.py",
+    "py3langid": "preprocessing/cleaning/languages.py",
     "distributed": "preprocessing/ingestion/dask_executor.py",
 }
 HEAVY = {

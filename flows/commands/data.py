@@ -127,7 +127,7 @@ def tokenizer(
     from preprocessing.stages import TOKENIZER
 
     where = store_at(store, output)
-    inputs, paths = _corpus_among(source, where)
+    inputs, paths = corpus_among(source, where)
     flags = {
         "sources": paths,
         "kind": kind,
@@ -145,7 +145,7 @@ def tokenizer(
     run_one(TOKENIZER, settings, where, inputs=inputs, as_json=as_json, hints=hints)
 
 
-def _corpus_among(sources: Sequence[str] | None, store: ArtifactStore) -> tuple[dict[str, Artifact], list[str] | None]:
+def corpus_among(sources: Sequence[str] | None, store: ArtifactStore) -> tuple[dict[str, Artifact], list[str] | None]:
     """A single source that names a corpus artifact becomes an input; other sources stay paths."""
     if sources and len(sources) == 1 and not any(letter in sources[0] for letter in "*?["):
         path = Path(sources[0])
@@ -233,7 +233,7 @@ def ingest(
     from preprocessing.stages import INGEST
 
     where = store_at(store, output)
-    inputs, paths = _corpus_among(source, where)
+    inputs, paths = corpus_among(source, where)
     found = artifact_at(tokenizer, where, ("tokenizer",)) if tokenizer is not None else None
     if found is not None:
         inputs["tokenizer"] = found

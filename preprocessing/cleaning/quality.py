@@ -2,13 +2,20 @@
 
 Gopher: Rae et al. 2021, arXiv 2112.11446, appendix A.1.1: the quality filter, and the repetition removal
 of table A1. C4: Raffel et al. 2020, arXiv 1910.10683, section 2.2 (without its list of bad words and its
-deduplication of three-sentence spans). Both were made for English web pages.
+deduplication of three-sentence spans). Both were made for English web pages: they drop most code and
+most text in other languages.
+
+What Gopher's paper leaves open is done as in datatrove (FineWeb, Penedo et al. 2024, arXiv 2406.17557):
+words stand between spaces; of what is repeated the first occurrence does not count. Shares of
+n-grams are of the characters in words, without the spaces between them.
 """
 
 import re
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 MIN_WORDS, MAX_WORDS = 50, 100_000
 MIN_MEAN_WORD, MAX_MEAN_WORD = 3, 10  # characters
@@ -21,7 +28,7 @@ MIN_STOP_WORDS = 2
 MAX_DUPLICATE_LINES, MAX_DUPLICATE_LINE_CHARACTERS = 0.30, 0.20
 MAX_DUPLICATE_PARAGRAPHS, MAX_DUPLICATE_PARAGRAPH_CHARACTERS = 0.30, 0.20
 MAX_TOP_NGRAM = {2: 0.20, 3: 0.18, 4: 0.16}  # share of characters in the most frequent n-gram of words
-MAX_DUPLICATE_NGRAM = {5: 0.15, 6: 0.14, 7: 0.13, 8: 0.12, 9: 0.11, 10: 0.10}  # in n-grams that occur twice
+MAX_DUPLICATE_NGRAM = {5: 0.15, 6: 0.14, 7: 0.13, 8: 0.12, 9: 0.11, 10: 0.10}  # in n-grams that stood before
 
 C4_MIN_SENTENCES, C4_MIN_LINE_WORDS = 3, 5
 C4_ENDINGS = (".", "!", "?", '"', "”")
@@ -29,7 +36,9 @@ C4_POLICY = (
     *("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies"),
     "javascript",
 )
-_SENTENCE_END = re.compile(r"[.!?]+[\"'”)]*(?=\s|$)")
+C4_CITATION = re.compile(r"\[\d{0,6}\]|\[(?:edit|citation needed)\]")
+# A row of marks is looked at once, from its beginning: a million dots are no slower than other text.
+_SENTENCE_END = re.compile(r"(?<![.!?])[.!?]++[\"'”)]*+(?=\s|$)")
 _BULLETS = ("•", "‣", "▪", "◦", "●", "-", "*", "–")
 _ELLIPSES = ("...", "…")
 _PARAGRAPH = re.compile(r"\n{2,}")
@@ -45,22 +54,22 @@ class Verdict:
 
 def gopher(text: str) -> Verdict:
     """Apply Gopher's quality filter and its repetition removal."""
-    words = text.split()
+    words = text.split(None, MAX_WORDS)  # the rest of a longer text stays in one: it is left out anyway
     return Verdict(text, _gopher_quality(text, words) or _gopher_repetition(text, words))
 
 
 def c4(text: str) -> Verdict:
-    """Apply C4's rules: lines that are no sentences go, then pages that are too short or no prose."""
+    """Apply C4's rules: citation marks and lines that are no sentences go, then pages too short or no prose."""
     lowered = text.lower()
     if "lorem ipsum" in lowered:
         return Verdict(text, "c4: lorem ipsum")
     if "{" in text:
         return Verdict(text, "c4: curly bracket")
-    kept = [line for line in text.splitlines() if _is_c4_line(line)]
-    mended = "\n".join(kept)
+    lines = C4_CITATION.sub("", text).splitlines() if "[" in text else text.splitlines()
+    mended = "\n".join(line for line in lines if _is_c4_line(line))
     if len(_SENTENCE_END.findall(mended)) < C4_MIN_SENTENCES:
         return Verdict(text, f"c4: fewer than {C4_MIN_SENTENCES} sentences")
-    return Verdict(mended if len(kept) < len(text.splitlines()) else text)
+    return Verdict(mended)
 
 
 RULES: dict[str, Callable[[str], Verdict]] = {"gopher": gopher, "c4": c4}
@@ -108,14 +117,7 @@ def _gopher_repetition(text: str, words: Sequence[str]) -> str | None:
             return f"gopher: too many duplicate {name}s"
         if sum(map(len, repeated)) > max_characters * len(text):
             return f"gopher: too many characters in duplicate {name}s"
-    characters = sum(map(len, words))
-    for size, limit in MAX_TOP_NGRAM.items():
-        if _top_ngram_characters(words, size) > limit * characters:
-            return f"gopher: too many characters in the most frequent {size}-gram"
-    for size, limit in MAX_DUPLICATE_NGRAM.items():
-        if _duplicate_ngram_characters(words, size) > limit * characters:
-            return f"gopher: too many characters in duplicate {size}-grams"
-    return None
+    return _gopher_ngrams(words)
 
 
 def _repeated(parts: Sequence[str]) -> list[str]:
@@ -129,27 +131,72 @@ def _repeated(parts: Sequence[str]) -> list[str]:
     return repeated
 
 
-def _ngrams(words: Sequence[str], size: int) -> list[tuple[str, ...]]:
-    return list(zip(*(words[n:] for n in range(size)), strict=False))
+@dataclass(frozen=True)
+class _Ngrams:
+    """The n-grams of one size that occur more than once.
+
+    Args:
+        starts: (occurrences,) number of the first word of each, ascending.
+        codes: (occurrences,) equal for equal n-grams.
+    """
+
+    starts: npt.NDArray[np.int64]
+    codes: npt.NDArray[np.int64]
+
+    def longer(self, words: npt.NDArray[np.int64]) -> "_Ngrams":
+        """Return the n-grams of one word more; each begins with one of these, and its rest is one too."""
+        is_followed = np.zeros(len(words) + 1, dtype=bool)
+        is_followed[self.starts] = True
+        follows = np.zeros(len(words) + 1, dtype=np.int64)
+        follows[self.starts] = self.codes
+        keep = is_followed[self.starts + 1]
+        return _occurring_twice(self.starts[keep], self.codes[keep], follows[self.starts[keep] + 1])
+
+    def top_characters(self, before: npt.NDArray[np.int64], size: int) -> int:
+        """Return the characters in all occurrences of the most frequent, the longest of those that are equally so."""
+        if not len(self.codes):
+            return 0
+        counts = np.bincount(self.codes)
+        often = self.starts[counts[self.codes] == counts.max()]
+        return int(counts.max()) * int((before[often + size] - before[often]).max())
+
+    def repeated_characters(self, before: npt.NDArray[np.int64], size: int) -> int:
+        """Return the characters of words in n-grams that stood before; a word in two of them counts once."""
+        if not len(self.codes):
+            return 0
+        _, first = np.unique(self.codes, return_index=True)
+        is_repeat = np.ones(len(self.codes), dtype=bool)
+        is_repeat[first] = False
+        starts = self.starts[is_repeat]
+        covered = np.concatenate([[0], starts[:-1] + size])  # ascending, as starts are
+        return int((before[starts + size] - before[np.maximum(starts, covered)]).sum())
 
 
-def _top_ngram_characters(words: Sequence[str], size: int) -> int:
-    """Return the characters in all occurrences of the most frequent n-gram; 0 if none occurs twice."""
-    counts = Counter(_ngrams(words, size))
-    if not counts:
-        return 0
-    gram, count = max(counts.items(), key=lambda item: (item[1], sum(map(len, item[0]))))
-    return count * sum(map(len, gram)) if count > 1 else 0
+def _occurring_twice(
+    starts: npt.NDArray[np.int64], first: npt.NDArray[np.int64], second: npt.NDArray[np.int64]
+) -> _Ngrams:
+    """Keep the pairs that occur more than once, and number them."""
+    if not len(starts):
+        return _Ngrams(starts, first)
+    pairs = first * (int(second.max()) + 1) + second
+    _, codes, counts = np.unique(pairs, return_inverse=True, return_counts=True)
+    keep = counts[codes] > 1
+    return _Ngrams(starts[keep], codes[keep])
 
 
-def _duplicate_ngram_characters(words: Sequence[str], size: int) -> int:
-    """Return the characters of words in n-grams that stood before; words in two of them count once."""
-    seen: set[tuple[str, ...]] = set()
-    total = covered = 0
-    for start, gram in enumerate(_ngrams(words, size)):
-        if gram in seen:
-            first = max(start, covered)
-            total += sum(map(len, words[first : start + size]))
-            covered = start + size
-        seen.add(gram)
-    return total
+def _gopher_ngrams(words: Sequence[str]) -> str | None:
+    numbers: dict[str, int] = {}
+    ids = np.fromiter((numbers.setdefault(word, len(numbers)) for word in words), np.int64, len(words))
+    before = np.concatenate([[0], np.cumsum(np.fromiter(map(len, words), np.int64, len(words)))])
+    characters = int(before[-1])
+    found = _occurring_twice(np.arange(len(ids) - 1), ids[:-1], ids[1:])
+    for size in range(2, max(MAX_DUPLICATE_NGRAM) + 1):
+        if size in MAX_TOP_NGRAM and found.top_characters(before, size) > MAX_TOP_NGRAM[size] * characters:
+            return f"gopher: too many characters in the most frequent {size}-gram"
+        limit = MAX_DUPLICATE_NGRAM.get(size, 1.0)
+        if found.repeated_characters(before, size) > limit * characters:
+            return f"gopher: too many characters in duplicate {size}-grams"
+        if not len(found.starts):
+            return None
+        found = found.longer(ids)
+    return None
