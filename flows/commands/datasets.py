@@ -1,5 +1,6 @@
 """Commands on finished datasets: import, merge, split, sample."""
 
+import contextlib
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -118,11 +119,18 @@ def split(
     inputs = {} if found is None else {"dataset": found}
     flags = {"dataset": dataset if found is None else None, "by": by, "weights": weights, "seed": seed}
     base = settings_of(SplitConfig, "split", config, overrides, {**flags, "part": "?" if by == "subset" else None})
+    if output is not None and output.exists() and not output.is_dir():
+        raise ConfigError(f"--output {output} is a file; a folder is needed, in which each part gets a folder.")
     names = part or _parts(base.by, base.weights, str(found.path) if found is not None else dataset)
     for name in names:
         settings = settings_of(SplitConfig, "split", config, overrides, {**flags, "part": name})
         place = None if output is None else output / _folder_name(name)
-        run_one(SPLIT, settings, store_at(store, place), inputs=inputs, as_json=as_json)
+        try:
+            run_one(SPLIT, settings, store_at(store, place), inputs=inputs, as_json=as_json)
+        finally:
+            if output is not None:
+                with contextlib.suppress(OSError):  # succeeds where a refusal left it empty
+                    output.rmdir()
 
 
 def _parts(by: str, weights: str, dataset: str) -> list[str]:

@@ -68,6 +68,8 @@ def _take_over(settings: ImportConfig, inputs: Mapping[str, Artifact], workspace
             _copy(pair, workspace.path / shard_name(number))
             rows.append(number, pair)
             found.append(_numbers(pair, path, highest, last_ids, eod_id))
+        if not any(item["documents"] for item in found):
+            raise InputError(f"import: {', '.join(map(str, paths[:3]))} holds no document. Name other sources.")
         rows.finish()
     finally:
         rows.close()

@@ -101,7 +101,7 @@ def test_files_of_one_name_stay_apart_after_a_merge(tmp_path: Path):
     parts = [ingest_files([str(source)], tmp_path / f"p{n}") for n, source in enumerate(sources)]
     dataset = TokenDataset(merged([item.path for item in parts], tmp_path / "m").path)
     assert [row["file"] for row in dataset.document_rows(np.arange(6))] == ["a.jsonl"] * 3 + ["a.jsonl#2"] * 3
-    assert [dataset.source_paths[name] for name in ("a.jsonl", "a.jsonl#2")] == [path.resolve() for path in sources]
+    assert [dataset.source_paths[name] for name in ("a.jsonl", "a.jsonl#2")] == [str(path.resolve()) for path in sources]
 
 
 def test_datasets_that_do_not_fit_together_are_not_merged(tmp_path: Path):
@@ -269,6 +269,13 @@ def test_numbers_that_are_no_token_ids_are_not_imported(tmp_path: Path):
         imported([tmp_path / "rewards"], tmp_path / "data")
     with pytest.raises(ConfigError, match=r"is no \.idx or \.ds file"):
         imported([tmp_path / "nothing"], tmp_path / "data")
+
+
+def test_a_dataset_without_documents_is_not_imported(tmp_path: Path):
+    PairWriter(tmp_path / "none", np.dtype("<u2")).finish()
+    with pytest.raises(InputError, match="holds no document"):
+        imported([tmp_path / "none"], tmp_path / "data")
+    assert not (tmp_path / "data").exists()
 
 
 def test_a_second_import_is_skipped_and_a_changed_source_is_not(tmp_path: Path):
