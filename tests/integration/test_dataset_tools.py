@@ -75,7 +75,9 @@ def test_merging_keeps_document_bounds_as_megatron_does(tmp_path: Path):
 
 def test_merging_gives_the_bytes_of_megatrons_builder(tmp_path: Path):
     folder = SMALL / "datasets"
-    found = merged([folder / "b", folder / "b2"], tmp_path / "m").path
+    made = merged([folder / "b", folder / "b2"], tmp_path / "m")
+    assert verify_path(made.path, made)[0] == []
+    found = made.path
     for suffix in (".bin", ".idx"):
         assert (found / f"data-00000{suffix}").read_bytes() == (folder / f"merged{suffix}").read_bytes()
 
