@@ -5,13 +5,13 @@ rows, or into columns where blocks of rows are fused in memory (gate and up). Se
 what is not cut; one of them writes it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from conversion.catalogue import Box, Shape, num_elements
 from training.config import LayoutConfig, ModelConfig
-from training.parameters import MOMENTS, OPTIMIZER_PREFIX, stage_layers, stored_parameters
+from training.parameters import MOMENTS, OPTIMIZER_PREFIX, StoredGroup, stage_layers, stored_groups
 
 
 @dataclass(frozen=True)
@@ -57,50 +57,39 @@ def _held(model: ModelConfig, layout: LayoutConfig, rank: int, has_optimizer: bo
     """Everything that one rank holds, in the order in which its model lists it."""
     tp, dp = layout.tensor_parallel, layout.data_parallel
     tp_rank, dp_rank, pp_rank = rank % tp, rank // tp % dp, rank // (tp * dp)
-    stored = stored_parameters(model)
     for group in _stage_groups(model, layout.pipeline_parallel, pp_rank):
         shards = []
-        for name in group:
-            shape, tp_dim = stored[name]
-            dp_dim = None if layout.shard == "none" else _dp_dim(name, shape, model)
-            box = _cut(_cut(tuple((0, size) for size in shape), tp_dim, tp_rank, tp), dp_dim, dp_rank, dp)
+        dp_dim = None if layout.shard == "none" else int(group.is_fused and len(group.shape) > 1)
+        for name in group.names:
+            whole = tuple((0, size) for size in group.shape)
+            box = _cut(_cut(whole, group.tp_dim, tp_rank, tp), dp_dim, dp_rank, dp)
             # A tensor with fewer rows than ranks leaves some of them without a piece.
             if all(start < stop for start, stop in box):
-                shards.append(Shard(name, shape, box))
+                shards.append(Shard(name, group.shape, box))
         yield from shards
         for moment in MOMENTS if has_optimizer else ():
             for shard in shards:
                 yield Shard(f"{OPTIMIZER_PREFIX}{shard.name}.{moment}", shard.shape, shard.box)
 
 
-def _stage_groups(model: ModelConfig, num_stages: int, stage: int) -> Iterator[tuple[str, ...]]:
-    """Names of a stage's tensors; those that are fused into one parameter together."""
+def _stage_groups(model: ModelConfig, num_stages: int, stage: int) -> Iterator[StoredGroup]:
+    """The parameters of a stage, in the order in which its modules list them."""
     is_first, is_last = stage == 0, stage == num_stages - 1
     layers = stage_layers(model.num_layers, num_stages, stage)
-    names = list(stored_parameters(model))
-    if is_first:
-        yield from _alone(name for name in names if name.startswith("embedding."))
-    for name in names:
-        parts = name.split(".")
-        if parts[0] != "layers" or int(parts[1]) not in layers:
-            continue
-        if model.is_gated and ".mlp.gate." in name:
-            yield name, name.replace(".mlp.gate.", ".mlp.up.")
-        elif not (model.is_gated and ".mlp.up." in name):
-            yield (name,)
-    if is_last:
-        yield from _alone(name for name in names if name.startswith(("final_norm.", "output.")))
-        if model.tied_embeddings and not is_first:
-            yield ("embedding.word.weight",)
-
-
-def _alone(names: Iterable[str]) -> Iterator[tuple[str, ...]]:
-    return ((name,) for name in names)
-
-
-def _dp_dim(name: str, shape: Shape, model: ModelConfig) -> int:
-    is_fused = model.is_gated and (".mlp.gate." in name or ".mlp.up." in name)
-    return 1 if is_fused and len(shape) > 1 else 0
+    table: StoredGroup | None = None
+    for group in stored_groups(model):
+        kind, *rest = group.names[0].split(".")
+        if kind == "embedding":
+            table = group if rest[0] == "word" else table
+            is_here = is_first
+        elif kind == "layers":
+            is_here = int(rest[0]) in layers
+        else:
+            is_here = is_last
+        if is_here:
+            yield group
+    if table is not None and model.tied_embeddings and is_last and not is_first:
+        yield table
 
 
 def _cut(box: Box, dim: int | None, rank: int, size: int) -> Box:

@@ -1,6 +1,6 @@
 """What a model asks of a set of layers; `backend_choice` says which set it gets.
 
-A model is built from five kinds of module. `local` makes them from plain PyTorch on any device;
+A model is built from six kinds of module. `local` makes them from plain PyTorch on any device;
 `te` from Transformer Engine on NVIDIA GPUs. Attribute names inside the modules differ, canonical
 names in their `ParamSpec`s do not, so a checkpoint moves freely between backends.
 """
@@ -37,7 +37,7 @@ class Backend(Protocol):
         """
         ...
 
-    def column(self, name: str, sizes: tuple[int, int], *, has_bias: bool) -> nn.Module:
+    def column(self, name: str, sizes: tuple[int, int], *, has_bias: bool, blocks: tuple[str, ...] = ()) -> nn.Module:
         """A column-parallel linear without a norm; (s/tp, b, in) -> (s, b, out/tp)."""
         ...
 
@@ -49,8 +49,12 @@ class Backend(Protocol):
         """LayerNorm or RMSNorm as the model says; (s/tp, b, h) -> the same."""
         ...
 
+    def head_norm(self, name: str) -> nn.Module:
+        """RMSNorm over the width of each head; (s, b, n, d) -> the same."""
+        ...
+
     def attention(self) -> AttentionModule:
-        """Causal attention."""
+        """Causal attention, over the model's sliding window if it has one."""
         ...
 
     def param_specs(self, module: nn.Module) -> dict[str, ParamSpec]:

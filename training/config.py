@@ -6,145 +6,19 @@ micro-batch size and recomputation are not, because the global batch fixes the r
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
 from contracts.configuration import Settings, execution
 from preprocessing.config import Split
+from training.model_config import ModelConfig as ModelConfig
+from training.model_config import choices
 
-Family = Literal["gpt2", "llama"]
 Precision = Literal["float32", "bf16", "float64"]
 DeviceSetting = Literal["auto", "cpu", "cuda"]
 
 IGNORE_INDEX = -100  # label of a position that gives no loss and no score, as in torch
-
-_FAMILY: dict[str, dict[str, Any]] = {
-    "gpt2": {
-        "norm": "layernorm",
-        "activation": "gelu_tanh",
-        "position": "learned",
-        "tied_embeddings": True,
-        "linear_bias": True,
-        "qkv_bias": True,
-    },
-    "llama": {
-        "norm": "rmsnorm",
-        "activation": "swiglu",
-        "position": "rope",
-        "tied_embeddings": False,
-        "linear_bias": False,
-        "qkv_bias": False,
-    },
-}
-
-
-class ModelConfig(Settings):
-    """Sizes and choices of one decoder-only Transformer.
-
-    `family` sets what is not given: gpt2 means LayerNorm, GELU (tanh), learned positions, biases and
-    tied embeddings; llama means RMSNorm, SwiGLU, rotary positions, no biases and an own output matrix.
-    """
-
-    habits: ClassVar[Mapping[str, str]] = {
-        "num_key_value_heads": "num_query_groups",
-        "num_hidden_layers": "num_layers",
-        "n_layer": "num_layers",
-        "n_head": "num_attention_heads",
-        "n_embd": "hidden_size",
-        "intermediate_size": "ffn_hidden_size",
-        "kv_channels": "head_dim",
-        "rope_theta": "rotary_base",
-        "tie_word_embeddings": "tied_embeddings",
-        "make_vocab_size_divisible_by": "vocab_multiple",
-    }
-
-    family: Family = Field("gpt2", description="Which defaults the fields below take: gpt2 or llama.")
-    num_layers: PositiveInt = Field(4, le=10_000, description="Transformer blocks.")
-    hidden_size: PositiveInt = Field(256, le=2**20, description="Width of the residual stream.")
-    num_attention_heads: PositiveInt = Field(4, description="Query heads.")
-    num_query_groups: PositiveInt = Field(
-        4, description="Key-value heads; query heads share them evenly. Default: num_attention_heads."
-    )
-    head_dim: PositiveInt = Field(64, description="Width of one head. Default: hidden_size / num_attention_heads.")
-    ffn_hidden_size: PositiveInt = Field(
-        1024, description="Inner width of the MLP. Default: 4 x hidden_size; swiglu: 8/3 of it, up to a multiple of 64."
-    )
-    max_position_embeddings: PositiveInt = Field(1024, description="Longest sequence the model can take, in tokens.")
-    vocab_size: PositiveInt | None = Field(
-        None, description="Tokens in the vocabulary; taken from the dataset's tokenizer when not set."
-    )
-    vocab_multiple: PositiveInt = Field(
-        128, description="The embedding has the next multiple of this many rows; padding rows never get probability."
-    )
-    norm: Literal["layernorm", "rmsnorm"] = Field("layernorm", description="Kind of normalization.")
-    norm_eps: float = Field(1e-5, gt=0, description="Added to the variance in a norm.")
-    activation: Literal["gelu", "gelu_tanh", "swiglu"] = Field("gelu_tanh", description="Non-linearity of the MLP.")
-    position: Literal["learned", "rope"] = Field("learned", description="How positions enter the model.")
-    rotary_base: float = Field(10000.0, gt=0, description="Base of the rotary wavelengths (theta).")
-    tied_embeddings: bool = Field(True, description="The output matrix is the input embedding.")
-    linear_bias: bool = Field(True, description="Biases in the attention output and the MLP.")
-    qkv_bias: bool = Field(True, description="Biases of the query, key and value projections.")
-    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout after the embedding, attention and MLP; 0 is off.")
-    init_std: float = Field(0.02, gt=0, description="Standard deviation of the initial weights.")
-    backend: Literal["local", "te"] = execution("local", description="Layers: own ones, or Transformer Engine's (GPU).")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _take_family_defaults(cls, data: Any) -> Any:
-        family = data.get("family", "gpt2") if isinstance(data, dict) else None
-        if not isinstance(family, str) or family not in _FAMILY:
-            return data
-        filled = {**_FAMILY[family], **data}
-        hidden, heads = filled.get("hidden_size", 256), filled.get("num_attention_heads", 4)
-        filled.setdefault("num_query_groups", heads)
-        if isinstance(hidden, int) and isinstance(heads, int) and hidden > 0 and heads > 0:
-            filled.setdefault("head_dim", max(1, hidden // heads))
-            gated = filled["activation"] == "swiglu"
-            filled.setdefault("ffn_hidden_size", -(-8 * hidden // 192) * 64 if gated else 4 * hidden)
-        return filled
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        heads, groups = self.num_attention_heads, self.num_query_groups
-        if self.head_dim == self.hidden_size // heads and self.hidden_size % heads:
-            raise ValueError(
-                f"hidden_size ({self.hidden_size}) / num_attention_heads ({heads}) leaves a remainder of "
-                f"{self.hidden_size % heads}. "
-                f"{_choices('num_attention_heads', self.hidden_size, heads)}, or set head_dim."
-            )
-        if heads % groups:
-            raise ValueError(
-                f"num_attention_heads ({heads}) / num_query_groups ({groups}) leaves a remainder of {heads % groups}, "
-                f"and every group serves as many heads. {_choices('num_query_groups', heads, groups)}."
-            )
-        if self.position == "rope" and self.head_dim % 2:
-            raise ValueError(
-                f"head_dim ({self.head_dim}) is odd, and rotary positions turn pairs. Use an even head_dim."
-            )
-        if self.activation == "swiglu" and self.linear_bias:
-            raise ValueError("activation: swiglu goes with linear_bias: false (qkv_bias may be true).")
-        return self
-
-    @property
-    def is_gated(self) -> bool:
-        return self.activation == "swiglu"
-
-    @property
-    def padded_vocab_size(self) -> int:
-        """Rows of the embedding: `vocab_size` up to a multiple of `vocab_multiple`, the same at every layout."""
-        if self.vocab_size is None:
-            raise ValueError("vocab_size is not known yet; the stage takes it from the dataset.")
-        return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
-
-    @property
-    def qkv_size(self) -> int:
-        """Rows of the fused projection: per group its query heads, one key head, one value head."""
-        return (self.num_attention_heads + 2 * self.num_query_groups) * self.head_dim
-
-    @property
-    def attention_size(self) -> int:
-        return self.num_attention_heads * self.head_dim
 
 
 class LayoutConfig(Settings):
@@ -328,11 +202,14 @@ def check_layout(model: ModelConfig, layout: LayoutConfig, *, seq_length: int | 
         "model.num_query_groups": model.num_query_groups,
         "model.ffn_hidden_size": model.ffn_hidden_size,
     }
+    if model.moe is not None:
+        sizes["model.moe.ffn_hidden_size"] = model.expert_ffn_hidden_size
+        sizes["model.moe.shared_ffn_hidden_size"] = model.moe.shared_ffn_hidden_size or tp
     for name, size in sizes.items():
         if size % tp:
             raise ValueError(
                 f"{name} ({size}) / layout.tensor_parallel ({tp}) leaves a remainder of {size % tp}. "
-                f"{_choices('tensor_parallel', size, tp)}."
+                f"{choices('tensor_parallel', size, tp)}."
             )
     if model.vocab_size is not None and model.padded_vocab_size % tp:
         raise ValueError(
@@ -355,14 +232,15 @@ def check_layout(model: ModelConfig, layout: LayoutConfig, *, seq_length: int | 
         raise ValueError(
             f"model.hidden_size ({model.hidden_size}) / layout.data_parallel ({dp}) leaves a remainder of "
             f"{model.hidden_size % dp}; the gated MLP is shared by columns. "
-            f"{_choices('data_parallel', model.hidden_size, dp)}, or set layout.shard: none."
+            f"{choices('data_parallel', model.hidden_size, dp)}, or set layout.shard: none."
         )
-
-
-def _choices(name: str, size: int, asked: int) -> str:
-    divisors = [d for d in range(1, size + 1) if size % d == 0]
-    below, above = [d for d in divisors if d < asked], [d for d in divisors if d > asked]
-    return f"Nearest {name}: {' or '.join(str(d) for d in below[-1:] + above[:1])}"
+    width = model.expert_ffn_hidden_size
+    if model.moe is not None and layout.shard != "none" and (model.hidden_size % dp or width // tp % dp):
+        raise ValueError(
+            f"model.hidden_size ({model.hidden_size}) and model.moe.ffn_hidden_size ({width}) / "
+            f"layout.tensor_parallel ({tp}) must be divisible by layout.data_parallel ({dp}): experts are shared by "
+            "columns. Change a degree, or set layout.shard: none."
+        )
 
 
 def _multiples(value: int, step: int) -> str:

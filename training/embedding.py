@@ -1,4 +1,4 @@
-"""Token and position embeddings, and rotary positions. Letters: s sequence, b batch, h hidden, d head width."""
+"""Token and learned position embeddings. Letters: s sequence, b batch, h hidden."""
 
 import torch
 import torch.nn.functional as F
@@ -46,34 +46,3 @@ class PositionEmbedding(nn.Module):
         part = length // self.tp.size if self.tp.sequence_parallel else length
         first = self.tp.rank * part if self.tp.sequence_parallel else 0
         return self.weight[first : first + part].unsqueeze(1)
-
-
-class RotaryTable(nn.Module):
-    """Cosines and sines of rotary positions (Su et al. 2021, arXiv:2104.09864), for half-rotated pairs.
-
-    The pair of dimension i < d/2 is (i, i + d/2), as in GPT-NeoX and Llama checkpoints on Hugging Face.
-    """
-
-    cos: Tensor
-    sin: Tensor
-
-    def __init__(self, model: ModelConfig, dtype: torch.dtype) -> None:
-        super().__init__()
-        exact = torch.float64 if dtype == torch.float64 else torch.float32
-        exponent = torch.arange(0, model.head_dim, 2, dtype=torch.int64).to(exact) / model.head_dim
-        frequency = 1.0 / (model.rotary_base**exponent)
-        angle = torch.outer(torch.arange(model.max_position_embeddings, dtype=exact), frequency)
-        angle = torch.cat((angle, angle), dim=-1)
-        self.register_buffer("cos", angle.cos(), persistent=False)
-        self.register_buffer("sin", angle.sin(), persistent=False)
-
-    def forward(self, length: int) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines, each (s, 1, 1, d)."""
-        return self.cos[:length, None, None], self.sin[:length, None, None]
-
-
-def rotate(x_sbnd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn each pair of `x_sbnd` by its position's angle."""
-    first, second = x_sbnd.chunk(2, dim=-1)
-    turned = torch.cat((-second, first), dim=-1)
-    return x_sbnd * cos.to(x_sbnd.dtype) + turned * sin.to(x_sbnd.dtype)

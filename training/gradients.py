@@ -63,7 +63,7 @@ class GradientFinisher:
         if self.tied_group is not None and (self.mesh.is_first_stage or self.mesh.is_last_stage):
             for p in self.tied:
                 dist.all_reduce(by_path[p.path], group=self.tied_group)
-        if self.mesh.tensor_parallel.sequence_parallel:
+        if self.mesh.tensor_parallel.size > 1:
             self._sum_partial([by_path[p.path] for p in self.parameters if p.spec.sp_partial])
         return gradients
 

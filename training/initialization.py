@@ -24,7 +24,7 @@ def initial_tensor(name: str, shape: Shape, model: ModelConfig, seed: int) -> Te
         return torch.ones(shape) if name.endswith("norm.weight") else torch.zeros(shape)
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-    writes_to_residual = name.endswith(("attn.out.weight", "mlp.down.weight"))
+    writes_to_residual = name.endswith(("attn.out.weight", ".down.weight"))
     std = model.init_std / (math.sqrt(2.0 * model.num_layers) if writes_to_residual else 1.0)
     return torch.randn(shape, generator=generator).mul_(std)
 

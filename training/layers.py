@@ -27,8 +27,8 @@ class LocalBackend:
     ) -> nn.Module:
         return NormColumn(self.norm(norm), ColumnLinear(linear, sizes, has_bias=has_bias, tp=self.tp, blocks=blocks))
 
-    def column(self, name: str, sizes: tuple[int, int], *, has_bias: bool) -> nn.Module:
-        return ColumnLinear(name, sizes, has_bias=has_bias, tp=self.tp)
+    def column(self, name: str, sizes: tuple[int, int], *, has_bias: bool, blocks: tuple[str, ...] = ()) -> nn.Module:
+        return ColumnLinear(name, sizes, has_bias=has_bias, tp=self.tp, blocks=blocks)
 
     def row(self, name: str, sizes: tuple[int, int], *, has_bias: bool) -> nn.Module:
         return RowLinear(name, sizes, has_bias=has_bias, tp=self.tp)
@@ -36,8 +36,11 @@ class LocalBackend:
     def norm(self, name: str) -> "Norm":
         return Norm(name, self.model, sp_partial=self.tp.sequence_parallel)
 
+    def head_norm(self, name: str) -> "HeadNorm":
+        return HeadNorm(name, self.model, sp_partial=self.tp.size > 1)
+
     def attention(self) -> "CausalAttention":
-        return CausalAttention()
+        return CausalAttention(self.model.sliding_window)
 
     def param_specs(self, module: nn.Module) -> dict[str, ParamSpec]:
         return collect_specs(module)
@@ -61,6 +64,20 @@ class Norm(nn.Module):
         if self.bias is None:
             return F.rms_norm(x, shape, self.weight, self.eps)
         return F.layer_norm(x, shape, self.weight, self.bias, self.eps)
+
+
+class HeadNorm(nn.Module):
+    """RMSNorm over the width of each head; every rank has the weight, and its gradient from its own heads."""
+
+    def __init__(self, name: str, model: ModelConfig, *, sp_partial: bool) -> None:
+        super().__init__()
+        shape = (model.head_dim,)
+        self.eps = model.norm_eps
+        self.weight = nn.Parameter(torch.empty(shape))
+        self.specs = {"weight": ParamSpec(f"{name}.weight", None, shape, sp_partial)}
+
+    def forward(self, x_sbnd: Tensor) -> Tensor:
+        return F.rms_norm(x_sbnd, (x_sbnd.shape[-1],), self.weight, self.eps)
 
 
 class ColumnLinear(nn.Module):
@@ -124,7 +141,15 @@ class NormColumn(nn.Module):
 
 
 class CausalAttention(nn.Module):
-    """Scaled dot-product attention with a causal mask, over this rank's heads."""
+    """Scaled dot-product attention with a causal mask, over this rank's heads.
+
+    Args:
+        window: Tokens that a token sees, itself included; None sees all before it.
+    """
+
+    def __init__(self, window: int | None = None) -> None:
+        super().__init__()
+        self.window = window
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """(s, b, n, d), twice (s, b, g, d) -> (s, b, n * d)."""
@@ -133,7 +158,18 @@ class CausalAttention(nn.Module):
             repeats = q.shape[2] // k.shape[2]
             k, v = k.repeat_interleave(repeats, dim=2), v.repeat_interleave(repeats, dim=2)
         q_bnsd, k_bnsd, v_bnsd = (x.permute(1, 2, 0, 3) for x in (q, k, v))
+        is_cut = self.window is not None and self.window < q.shape[0]
         out_bnsd = F.scaled_dot_product_attention(
-            q_bnsd, k_bnsd, v_bnsd, is_causal=True, enable_gqa=has_groups and q.is_cuda
+            q_bnsd,
+            k_bnsd,
+            v_bnsd,
+            attn_mask=window_mask(q.shape[0], self.window, q.device) if is_cut and self.window else None,
+            is_causal=not is_cut,
+            enable_gqa=has_groups and q.is_cuda,
         )
         return out_bnsd.permute(2, 0, 1, 3).flatten(2)
+
+
+def window_mask(length: int, window: int, device: torch.device) -> Tensor:
+    """Which keys (columns) a query (row) sees: itself and `window` - 1 tokens before it; (s, s), bool."""
+    return torch.ones(length, length, dtype=torch.bool, device=device).tril().triu(1 - window)

@@ -2,74 +2,28 @@
 
 In: settings, a mesh. Out: an `nn.Module` that turns tokens (or the previous stage's activations)
 into activations, or on the last stage into the loss, log-probabilities or logits.
-Letters: s sequence, b batch, h hidden, n heads, g groups, r heads per group, d head width.
+Letters: s sequence, b batch, h hidden.
 """
 
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from training.backend import Backend
 from training.backend_choice import make_backend
-from training.config import ModelConfig, Precision
+from training.block import Block
+from training.config import Precision
 from training.dropout import Dropout
-from training.embedding import PositionEmbedding, RotaryTable, VocabEmbedding, rotate
+from training.embedding import PositionEmbedding, VocabEmbedding
+from training.experts import AuxiliaryLosses
 from training.loss import output_logits, output_loss, token_log_probs
 from training.mesh import Mesh, TensorParallel
+from training.model_config import ModelConfig
 from training.parameters import ParamSpec, stage_layers
 from training.recompute import Recompute, run_block
+from training.rotary import RotaryTable
 
 Want = Literal["loss", "log_probs", "logits", "hidden"]
-Rotary = tuple[Tensor, Tensor]
-
-
-class Block(nn.Module):
-    """Attention and MLP, each with a norm before and a residual connection around it."""
-
-    def __init__(self, backend: Backend, model: ModelConfig, tp: TensorParallel, layer: int, dropout: Dropout) -> None:
-        super().__init__()
-        self.model = model
-        self.dropout = dropout
-        self.first_site = 1 + 2 * layer
-        self.groups = model.num_query_groups // tp.size
-        name, hidden, ffn = f"layers.{layer}", model.hidden_size, model.ffn_hidden_size
-        self.attn_in = backend.norm_column(
-            f"{name}.attn.norm", f"{name}.attn.qkv", (hidden, model.qkv_size), has_bias=model.qkv_bias
-        )
-        self.attention = backend.attention()
-        self.attn_out = backend.row(f"{name}.attn.out", (model.attention_size, hidden), has_bias=model.linear_bias)
-        blocks = (f"{name}.mlp.gate", f"{name}.mlp.up") if model.is_gated else ()
-        self.mlp_in = backend.norm_column(
-            f"{name}.mlp.norm",
-            f"{name}.mlp.gate_up" if blocks else f"{name}.mlp.up",
-            (hidden, ffn * max(1, len(blocks))),
-            has_bias=model.linear_bias,
-            blocks=blocks,
-        )
-        self.mlp_out = backend.row(f"{name}.mlp.down", (ffn, hidden), has_bias=model.linear_bias)
-
-    def forward(self, x: Tensor, rotary: Rotary | None, row_ids: Tensor | None) -> Tensor:
-        """(s, b, h) or (s/tp, b, h) -> the same."""
-        q, k, v = self._queries_keys_values(self.attn_in(x))
-        if rotary is not None:
-            q, k = rotate(q, *rotary), rotate(k, *rotary)
-        x = x + self.dropout(self.attn_out(self.attention(q, k, v)), row_ids, self.first_site)
-        return x + self.dropout(self.mlp_out(self._activate(self.mlp_in(x))), row_ids, self.first_site + 1)
-
-    def _queries_keys_values(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        s, b, _ = qkv.shape
-        heads_per_group = self.model.num_attention_heads // self.model.num_query_groups
-        qkv_sbgrd = qkv.view(s, b, self.groups, heads_per_group + 2, self.model.head_dim)
-        q = qkv_sbgrd[:, :, :, :heads_per_group].reshape(s, b, -1, self.model.head_dim)
-        return q, qkv_sbgrd[:, :, :, heads_per_group], qkv_sbgrd[:, :, :, heads_per_group + 1]
-
-    def _activate(self, x: Tensor) -> Tensor:
-        if self.model.is_gated:
-            gate, up = x.chunk(2, dim=-1)
-            return F.silu(gate) * up
-        return F.gelu(x, approximate="tanh" if self.model.activation == "gelu_tanh" else "none")
 
 
 class TransformerStage(nn.Module):
@@ -109,8 +63,12 @@ class TransformerStage(nn.Module):
         self.rotary = RotaryTable(model, dtype) if model.position == "rope" else None
         layers = stage_layers(model.num_layers, mesh.size("pp"), mesh.rank("pp"))
         self.dropout = Dropout(model.dropout, seed, tp.rank if tp.sequence_parallel else 0)
-        self.layers = nn.ModuleDict({str(n): Block(backend, model, tp, n, self.dropout) for n in layers})
-        self.final_norm = backend.norm("final_norm") if self.is_last else None
+        self.auxiliary = AuxiliaryLosses()
+        self.layers = nn.ModuleDict(
+            {str(n): Block(backend, model, tp, n, self.dropout, self.auxiliary) for n in layers}
+        )
+        has_final_norm = self.is_last and model.norm_position == "pre"
+        self.final_norm = backend.norm("final_norm") if has_final_norm else None
         self.output = self._output_matrix(tp) if self.is_last else None
         self.param_specs: dict[str, ParamSpec] = backend.param_specs(self)
 
@@ -143,21 +101,22 @@ class TransformerStage(nn.Module):
             rotary = self.rotary(x.shape[0] * (self.tp.size if self.tp.sequence_parallel else 1))
         for block in self.layers.values():
             x = run_block(block, x, rotary, row_ids, self.recompute)
-        return self._finish(x, labels, want) if self.final_norm is not None else x
+        return self._finish(x, labels, want) if self.is_last else x
 
     def _embed(self, tokens: Tensor, row_ids: Tensor | None) -> Tensor:
         check_length(tokens.shape[1], self.model)
         if self.embedding is None:
             raise RuntimeError("only the first stage embeds tokens")
         x: Tensor = self.embedding(tokens)
+        if self.model.embedding_scale != 1.0:
+            x = x * self.model.embedding_scale
         if self.positions is not None:
             x = x + self.positions(tokens.shape[1])
         return self.dropout(x, row_ids, 0)
 
     def _finish(self, x: Tensor, labels: Tensor | None, want: Want) -> Tensor | tuple[Tensor, Tensor]:
-        if self.final_norm is None:
-            raise RuntimeError("only the last stage has an output")
-        x = self.final_norm(x)
+        if self.final_norm is not None:
+            x = self.final_norm(x)
         if want == "hidden":
             return x
         table = self.output if self.output is not None else self.embedding

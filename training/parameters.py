@@ -24,8 +24,9 @@ class ParamSpec:
         canonical_name: Global name, such as `layers.3.attn.qkv.weight`; unique, the same at every layout.
         tp_dim: Dimension cut over the tensor-parallel ranks; None where each holds a copy.
         global_shape: Shape of the uncut parameter.
-        sp_partial: The gradient of each tensor-parallel rank covers its part of the sequence only,
-            so they must be summed (norms and row-parallel biases under sequence parallelism).
+        sp_partial: The gradient of each tensor-parallel rank covers a part only, so they must be summed:
+            its part of the sequence (norms and row-parallel biases under sequence parallelism), or its
+            heads or its columns of the experts (norms of heads, routers).
         blocks: Canonical names of the equal blocks of rows that are fused into this parameter, in order
             (gate and up). Each block is cut and stored on its own. Empty: the parameter itself.
     """
@@ -49,45 +50,95 @@ class ParamSpec:
         return len(self.global_shape) > 1
 
 
+@dataclass(frozen=True)
+class StoredGroup:
+    """Stored tensors of one shape that a rank holds fused by rows in one parameter; most stand alone.
+
+    Args:
+        names: Canonical names, in the order of the rows.
+        shape: Of each, uncut.
+        tp_dim: Dimension cut over the tensor-parallel ranks; None where each holds a copy.
+    """
+
+    names: tuple[str, ...]
+    shape: Shape
+    tp_dim: int | None
+
+    @property
+    def is_fused(self) -> bool:
+        return len(self.names) > 1
+
+
 def stored_parameters(model: ModelConfig) -> dict[str, tuple[Shape, int | None]]:
     """List every tensor of a model in a checkpoint: canonical name to (global shape, tp_dim).
 
     Embedding rows are padded (`ModelConfig.padded_vocab_size`). A tied output matrix is not listed.
     """
-    return dict(_stored(model))
+    return {name: (group.shape, group.tp_dim) for group in stored_groups(model) for name in group.names}
 
 
-def _stored(model: ModelConfig) -> Iterator[tuple[str, tuple[Shape, int | None]]]:
+def stored_groups(model: ModelConfig) -> Iterator[StoredGroup]:
+    """List the parameters of a model in the order in which its modules do."""
     hidden, vocab = model.hidden_size, model.padded_vocab_size
-    yield "embedding.word.weight", ((vocab, hidden), 0)
+    yield StoredGroup(("embedding.word.weight",), (vocab, hidden), 0)
     if model.position == "learned":
-        yield "embedding.position.weight", ((model.max_position_embeddings, hidden), None)
+        yield StoredGroup(("embedding.position.weight",), (model.max_position_embeddings, hidden), None)
     for layer in range(model.num_layers):
-        prefix = f"layers.{layer}"
-        yield from _norm(model, f"{prefix}.attn.norm")
-        yield from _linear(f"{prefix}.attn.qkv", (model.qkv_size, hidden), 0, model.qkv_bias)
-        yield from _linear(f"{prefix}.attn.out", (hidden, model.attention_size), 1, model.linear_bias)
-        yield from _norm(model, f"{prefix}.mlp.norm")
-        for name in ("gate", "up") if model.is_gated else ("up",):
-            yield from _linear(f"{prefix}.mlp.{name}", (model.ffn_hidden_size, hidden), 0, model.linear_bias)
-        yield from _linear(f"{prefix}.mlp.down", (hidden, model.ffn_hidden_size), 1, model.linear_bias)
-    yield from _norm(model, "final_norm")
+        yield from _layer(model, layer)
+    if model.norm_position == "pre":
+        yield from _norm(model, "final_norm")
     if not model.tied_embeddings:
-        yield "output.weight", ((vocab, hidden), 0)
+        yield StoredGroup(("output.weight",), (vocab, hidden), 0)
 
 
-def _norm(model: ModelConfig, name: str) -> Iterator[tuple[str, tuple[Shape, int | None]]]:
-    yield f"{name}.weight", ((model.hidden_size,), None)
+def _layer(model: ModelConfig, layer: int) -> Iterator[StoredGroup]:
+    prefix, hidden, is_post = f"layers.{layer}", model.hidden_size, model.norm_position == "post"
+    if not is_post:
+        yield from _norm(model, f"{prefix}.attn.norm")
+    yield from _linear((f"{prefix}.attn.qkv",), (model.qkv_size, hidden), 0, model.qkv_bias)
+    for name in ("q_norm", "k_norm") if model.qk_norm else ():
+        yield StoredGroup((f"{prefix}.attn.{name}.weight",), (model.head_dim,), None)
+    yield from _linear((f"{prefix}.attn.out",), (hidden, model.attention_size), 1, model.linear_bias)
+    if is_post:
+        yield from _norm(model, f"{prefix}.attn.norm")
+    elif not model.shared_norm:
+        yield from _norm(model, f"{prefix}.mlp.norm")
+    if model.has_experts(layer):
+        yield from _experts(model, f"{prefix}.mlp")
+    else:
+        yield from _mlp(model, (f"{prefix}.mlp",), model.ffn_hidden_size)
+    if is_post:
+        yield from _norm(model, f"{prefix}.mlp.norm")
+
+
+def _experts(model: ModelConfig, prefix: str) -> Iterator[StoredGroup]:
+    if model.moe is None:
+        return
+    yield StoredGroup((f"{prefix}.router.weight",), (model.moe.num_experts, model.hidden_size), None)
+    names = tuple(f"{prefix}.experts.{n}" for n in range(model.moe.num_experts))
+    yield from _mlp(model, names, model.expert_ffn_hidden_size)
+    if model.moe.shared_ffn_hidden_size:
+        yield from _mlp(model, (f"{prefix}.shared",), model.moe.shared_ffn_hidden_size)
+        yield StoredGroup((f"{prefix}.shared.router.weight",), (1, model.hidden_size), None)
+
+
+def _mlp(model: ModelConfig, prefixes: tuple[str, ...], width: int) -> Iterator[StoredGroup]:
+    parts = ("gate", "up") if model.is_gated else ("up",)
+    into = tuple(f"{prefix}.{part}" for prefix in prefixes for part in parts)
+    yield from _linear(into, (width, model.hidden_size), 0, model.linear_bias)
+    yield from _linear(tuple(f"{p}.down" for p in prefixes), (model.hidden_size, width), 1, model.linear_bias)
+
+
+def _norm(model: ModelConfig, name: str) -> Iterator[StoredGroup]:
+    yield StoredGroup((f"{name}.weight",), (model.hidden_size,), None)
     if model.norm == "layernorm":
-        yield f"{name}.bias", ((model.hidden_size,), None)
+        yield StoredGroup((f"{name}.bias",), (model.hidden_size,), None)
 
 
-def _linear(
-    name: str, shape: tuple[int, int], tp_dim: int, has_bias: bool
-) -> Iterator[tuple[str, tuple[Shape, int | None]]]:
-    yield f"{name}.weight", (shape, tp_dim)
+def _linear(names: tuple[str, ...], shape: tuple[int, int], tp_dim: int, has_bias: bool) -> Iterator[StoredGroup]:
+    yield StoredGroup(tuple(f"{name}.weight" for name in names), shape, tp_dim)
     if has_bias:
-        yield f"{name}.bias", ((shape[0],), 0 if tp_dim == 0 else None)
+        yield StoredGroup(tuple(f"{name}.bias" for name in names), (shape[0],), 0 if tp_dim == 0 else None)
 
 
 def stage_layers(num_layers: int, num_stages: int, stage: int) -> range:

@@ -52,6 +52,7 @@ class SingleStage:
         size = self.config.micro_batch_size
         parts = list(zip(inputs.split(size), labels.split(size), row_ids.split(size), strict=True))
         total = torch.zeros((), dtype=master_dtype(self.config.precision), device=self.mesh.device)
+        self.stage.auxiliary.factor = 1.0 / num_tokens
         for number, (x, target, ids) in enumerate(parts):
             set_last_micro_batch(self.stage, number == len(parts) - 1, self.mesh)
             loss = self.stage(x, labels=target, row_ids=ids)
@@ -64,7 +65,7 @@ class Pipeline:
     """1F1B (Narayanan et al. 2021, arXiv:2104.04473, section 2.2) by `torch.distributed.pipelining`."""
 
     def __init__(self, stage: TransformerStage, mesh: Mesh, config: PretrainConfig) -> None:
-        self.mesh, self.config = mesh, config
+        self.stage, self.mesh, self.config = stage, mesh, config
         self.num_tokens = 1
         x, out = _examples(mesh, config)
         pipeline_stage = PipelineStage(
@@ -80,6 +81,7 @@ class Pipeline:
 
     def run(self, inputs: Tensor, labels: Tensor, row_ids: Tensor, *, num_tokens: int) -> Tensor:
         self.num_tokens = num_tokens
+        self.stage.auxiliary.factor = 1.0 / num_tokens
         total = torch.zeros((), dtype=master_dtype(self.config.precision), device=self.mesh.device)
         if self.mesh.is_first_stage:
             self.schedule.step(inputs, labels=labels, row_ids=row_ids, return_outputs=False)
@@ -110,6 +112,7 @@ class OwnPipeline:
         size = self.config.micro_batch_size
         parts = list(zip(inputs.split(size), labels.split(size), row_ids.split(size), strict=True))
         total = torch.zeros((), dtype=master_dtype(self.config.precision), device=self.mesh.device)
+        self.stage.auxiliary.factor = 1.0 / num_tokens
         waiting: list[tuple[Tensor, Tensor]] = []
         sends: list[dist.Work | None] = []
         num_ahead = min(len(parts), self.mesh.size("pp") - 1 - self.mesh.rank("pp"))

@@ -87,12 +87,14 @@ class TransformerEngineBackend:
             specs["bias"] = ParamSpec(f"{linear}.bias", 0, (size_out,), blocks=biases)
         return _Named(layer, specs)
 
-    def column(self, name: str, sizes: tuple[int, int], *, has_bias: bool) -> nn.Module:
+    def column(self, name: str, sizes: tuple[int, int], *, has_bias: bool, blocks: tuple[str, ...] = ()) -> nn.Module:
         size_in, size_out = sizes
         layer = self.te.Linear(size_in, size_out, bias=has_bias, **self._parallel("column"))
-        specs = {"weight": ParamSpec(f"{name}.weight", 0, (size_out, size_in))}
+        weights = tuple(f"{block}.weight" for block in blocks)
+        specs = {"weight": ParamSpec(f"{name}.weight", 0, (size_out, size_in), blocks=weights)}
         if has_bias:
-            specs["bias"] = ParamSpec(f"{name}.bias", 0, (size_out,))
+            biases = tuple(f"{block}.bias" for block in blocks)
+            specs["bias"] = ParamSpec(f"{name}.bias", 0, (size_out,), blocks=biases)
         return _Named(layer, specs)
 
     def row(self, name: str, sizes: tuple[int, int], *, has_bias: bool) -> nn.Module:
@@ -107,6 +109,11 @@ class TransformerEngineBackend:
         kind = self.te.LayerNorm if self.model.norm == "layernorm" else self.te.RMSNorm
         layer = kind(self.model.hidden_size, eps=self.model.norm_eps, device="cuda")
         return _Named(layer, self._norm_specs(name, ""))
+
+    def head_norm(self, name: str) -> nn.Module:
+        shape = (self.model.head_dim,)
+        layer = self.te.RMSNorm(self.model.head_dim, eps=self.model.norm_eps, device="cuda")
+        return _Named(layer, {"weight": ParamSpec(f"{name}.weight", None, shape, sp_partial=self.tp.size > 1)})
 
     def attention(self) -> "_Attention":
         return _Attention(self.te, self.model, self.tp)
@@ -148,6 +155,7 @@ class _Attention(nn.Module):
             attention_dropout=0.0,
             qkv_format="sbhd",
             attn_mask_type="causal",
+            window_size=(-1, 0) if model.sliding_window is None else (model.sliding_window - 1, 0),
             tp_size=tp.size,
             tp_group=tp.group,
         )

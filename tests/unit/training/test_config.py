@@ -178,5 +178,5 @@ def test_trn_45_the_other_numbers_are_what_their_writers_meant() -> None:
 
 
 def test_a_family_of_a_wrong_type_is_a_wrong_setting() -> None:
-    with pytest.raises(ValidationError, match="Input should be 'gpt2' or 'llama'"):
+    with pytest.raises(ValidationError, match="Input should be 'gpt2', 'llama', 'mistral'"):
         ModelConfig.model_validate({"family": ["gpt2"]})

@@ -1,0 +1,124 @@
+"""One Transformer block of every decoder family: attention and an MLP (or experts), options instead of subclasses.
+
+Letters: s sequence, b batch, h hidden, n heads, g groups, r heads per group, d head width.
+"""
+
+from torch import Tensor, nn
+
+from training.activation import activate
+from training.backend import Backend
+from training.dropout import Dropout
+from training.experts import AuxiliaryLosses, Experts
+from training.mesh import TensorParallel
+from training.model_config import ModelConfig
+from training.rotary import rotate
+
+Rotary = tuple[Tensor, Tensor]
+
+
+class Block(nn.Module):
+    """Attention and MLP with residual connections.
+
+    Pre-norm, one after the other: x + attn(norm(x)), then x + mlp(norm(x)). With `parallel_residual`
+    both read the block's input: x + attn(norm(x)) + mlp(norm'(x)), where norm' may be norm. Post-norm:
+    norm(x + attn(x)), then norm(x + mlp(x)).
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        model: ModelConfig,
+        tp: TensorParallel,
+        layer: int,
+        dropout: Dropout,
+        auxiliary: AuxiliaryLosses,
+    ) -> None:
+        super().__init__()
+        name = f"layers.{layer}"
+        self.dropout = dropout
+        self.first_site = 1 + 2 * layer
+        self.is_parallel, self.is_post = model.parallel_residual, model.norm_position == "post"
+        is_apart = self.is_post or model.shared_norm  # the norm is no part of what follows it
+        before = self.is_parallel and model.shared_norm
+        self.shared_norm = backend.norm(f"{name}.attn.norm") if before else None
+        self.attention = Attention(backend, model, tp, name, has_norm=not is_apart)
+        self.attention_norm = backend.norm(f"{name}.attn.norm") if self.is_post else None
+        self.mlp: Experts | Mlp
+        if model.has_experts(layer):
+            self.mlp = Experts(backend, model, tp, name, has_norm=not is_apart, auxiliary=auxiliary)
+        else:
+            self.mlp = Mlp(backend, model, name, has_norm=not is_apart)
+        self.mlp_norm = backend.norm(f"{name}.mlp.norm") if self.is_post else None
+
+    def forward(self, x: Tensor, rotary: Rotary | None, row_ids: Tensor | None) -> Tensor:
+        """(s, b, h) or (s/tp, b, h) -> the same."""
+        first = self.first_site
+        if self.is_parallel:
+            y = x if self.shared_norm is None else self.shared_norm(x)
+            x = x + self.dropout(self.attention(y, rotary), row_ids, first)
+            return x + self.dropout(self.mlp(y), row_ids, first + 1)
+        x = x + self.dropout(self.attention(x, rotary), row_ids, first)
+        if self.attention_norm is not None:
+            x = self.attention_norm(x)
+        x = x + self.dropout(self.mlp(x), row_ids, first + 1)
+        return x if self.mlp_norm is None else self.mlp_norm(x)
+
+
+class Attention(nn.Module):
+    """Causal self-attention with grouped queries; (s, b, h) or (s/tp, b, h) -> the same."""
+
+    def __init__(self, backend: Backend, model: ModelConfig, tp: TensorParallel, name: str, *, has_norm: bool) -> None:
+        super().__init__()
+        self.head_dim = model.head_dim
+        self.groups = model.num_query_groups // tp.size
+        self.heads_per_group = model.num_attention_heads // model.num_query_groups
+        sizes, qkv = (model.hidden_size, model.qkv_size), f"{name}.attn.qkv"
+        self.project = (
+            backend.norm_column(f"{name}.attn.norm", qkv, sizes, has_bias=model.qkv_bias)
+            if has_norm
+            else backend.column(qkv, sizes, has_bias=model.qkv_bias)
+        )
+        self.q_norm = backend.head_norm(f"{name}.attn.q_norm") if model.qk_norm else None
+        self.k_norm = backend.head_norm(f"{name}.attn.k_norm") if model.qk_norm else None
+        self.core = backend.attention()
+        self.out = backend.row(
+            f"{name}.attn.out", (model.attention_size, model.hidden_size), has_bias=model.linear_bias
+        )
+
+    def forward(self, x: Tensor, rotary: Rotary | None) -> Tensor:
+        q, k, v = self._queries_keys_values(self.project(x))
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if rotary is not None:
+            q, k = rotate(q, *rotary), rotate(k, *rotary)
+        out: Tensor = self.out(self.core(q, k, v))
+        return out
+
+    def _queries_keys_values(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        s, b, _ = qkv.shape
+        heads = self.heads_per_group
+        qkv_sbgrd = qkv.view(s, b, self.groups, heads + 2, self.head_dim)
+        q = qkv_sbgrd[:, :, :, :heads].reshape(s, b, -1, self.head_dim)
+        return q, qkv_sbgrd[:, :, :, heads], qkv_sbgrd[:, :, :, heads + 1]
+
+
+class Mlp(nn.Module):
+    """Two matrices, or three in the gated form; (s, b, h) or (s/tp, b, h) -> the same."""
+
+    def __init__(self, backend: Backend, model: ModelConfig, name: str, *, has_norm: bool) -> None:
+        super().__init__()
+        self.activation = model.activation
+        hidden, ffn = model.hidden_size, model.ffn_hidden_size
+        blocks = (f"{name}.mlp.gate", f"{name}.mlp.up") if model.is_gated else ()
+        up = f"{name}.mlp.gate_up" if blocks else f"{name}.mlp.up"
+        sizes = (hidden, ffn * max(1, len(blocks)))
+        self.up = (
+            backend.norm_column(f"{name}.mlp.norm", up, sizes, has_bias=model.linear_bias, blocks=blocks)
+            if has_norm
+            else backend.column(up, sizes, has_bias=model.linear_bias, blocks=blocks)
+        )
+        self.down = backend.row(f"{name}.mlp.down", (ffn, hidden), has_bias=model.linear_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down(activate(self.up(x), self.activation))
+        return out
