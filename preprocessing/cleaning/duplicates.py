@@ -184,13 +184,14 @@ def _join_similar(members: Numbers, groups: Numbers, table: Columns, threshold: 
         is_leader[1:] = groups[1:] != groups[:-1]
         leaders = members[is_leader][np.cumsum(is_leader) - 1]
         members, groups, leaders = members[~is_leader], groups[~is_leader], leaders[~is_leader]
-        is_similar = clusters.roots(members) == clusters.roots(leaders)
-        unknown = np.flatnonzero(~is_similar)
-        for start in range(0, len(unknown), ROWS_AT_ONCE):
-            some = unknown[start : start + ROWS_AT_ONCE]
+        is_similar = np.empty(len(members), dtype=bool)
+        for start in range(0, len(members), ROWS_AT_ONCE):
+            some = slice(start, start + ROWS_AT_ONCE)
             is_similar[some] = _similarity(table, members[some], leaders[some]) >= threshold
-            for number in some[is_similar[some]].tolist():
-                clusters.join(int(members[number]), int(leaders[number]))
+        # Pairs that are joined already are compared too, so that the order of bands and groups makes no difference.
+        apart = is_similar & (clusters.roots(members) != clusters.roots(leaders))
+        for member, leader in zip(members[apart].tolist(), leaders[apart].tolist(), strict=True):
+            clusters.join(member, leader)
         members, groups = members[~is_similar], groups[~is_similar]
 
 
