@@ -30,8 +30,9 @@ from preprocessing.tokenization.audit import (
     audited_texts,
     first_difference,
 )
-from preprocessing.tokenization.engines import ENGINES, Engine, UnusableEngineError, choose_engine, make_engine
+from preprocessing.tokenization.engines import ENGINES, choose_engine, make_engine
 from preprocessing.tokenization.loading import load_tokenizer
+from preprocessing.tokenization.reference_engine import Engine, UnusableEngineError
 from preprocessing.tokenization.tokenizer import Tokenizer
 
 CHECKED_LINES = 8  # of each piece, besides one document in 256, chosen by its digest

@@ -21,13 +21,8 @@ from preprocessing.reading.pieces import piece_blocks
 from preprocessing.reading.records import RecordFormat, parse_block
 from preprocessing.reading.source_file import SourceFile
 from preprocessing.tokenization.audit import EngineRejectedError, audited_texts, first_difference
-from preprocessing.tokenization.engines import (
-    ENGINES,
-    UnusableEngineError,
-    engine_names,
-    engine_version,
-    make_engine,
-)
+from preprocessing.tokenization.engines import ENGINES, engine_names, engine_version, make_engine
+from preprocessing.tokenization.reference_engine import UnusableEngineError
 from preprocessing.tokenization.tokenizer import Tokenizer
 
 AUDITED_PLACES = 16  # spread over the corpus

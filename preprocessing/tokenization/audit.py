@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from preprocessing.tokenization.byte_level import token_bytes
-from preprocessing.tokenization.engines import Engine, Ids, Lengths, ReferenceEngine
+from preprocessing.tokenization.reference_engine import Engine, Ids, Lengths, ReferenceEngine
 from preprocessing.tokenization.tokenizer import Tokenizer
 
 WHOLE_CHARACTERS = 2**20  # longer documents are compared in three windows, to bound memory

@@ -5,58 +5,16 @@ The reference is `tokenizers`. A faster engine is used only after an audit in th
 files: what gigatoken's own reader cannot parse it drops without a word.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
-from typing import Protocol
-
-import numpy as np
-import numpy.typing as npt
 
 from contracts.errors import ConfigError
-from preprocessing.tokenization.tokenizer import Tokenizer, flat_ids
+from preprocessing.tokenization.reference_engine import Engine, ReferenceEngine, UnusableEngineError
+from preprocessing.tokenization.tokenizer import Tokenizer
 
-Ids = npt.NDArray[np.uint32]
-Lengths = npt.NDArray[np.int64]
-
-BATCH_CHARACTERS = 2**20  # bounds the library's per-token records (about 100 bytes a token)
 FAST_ABOVE_BYTES = 4 * 2**20  # of input on disk; below, starting and auditing an engine costs more than it saves
-
-
-class Engine(Protocol):
-    """Turns texts into token ids, without BOS or EOD."""
-
-    name: str
-
-    def encode(self, texts: Sequence[str]) -> tuple[Ids, Lengths]:
-        """Return the (total,) ids of all texts and the (texts,) number of tokens of each."""
-
-
-class UnusableEngineError(Exception):
-    """An engine cannot run this tokenizer; the text says why."""
-
-
-class ReferenceEngine:
-    """The `tokenizers` library on batches of whole documents."""
-
-    name = "tokenizers"
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-
-    def encode(self, texts: Sequence[str]) -> tuple[Ids, Lengths]:
-        parts: list[tuple[Ids, Lengths]] = []
-        batch: list[str] = []
-        characters = 0
-        for text in texts:
-            if batch and characters + len(text) > BATCH_CHARACTERS:
-                parts.append(flat_ids(self._tokenizer.encode_batch(batch)))
-                batch, characters = [], 0
-            batch.append(text)
-            characters += len(text)
-        parts.append(flat_ids(self._tokenizer.encode_batch(batch)))
-        return np.concatenate([ids for ids, _ in parts]), np.concatenate([lengths for _, lengths in parts])
 
 
 @dataclass(frozen=True)

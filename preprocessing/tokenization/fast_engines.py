@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from preprocessing.tokenization.engines import Engine, Ids, Lengths, UnusableEngineError
+from preprocessing.tokenization.reference_engine import Engine, Ids, Lengths, UnusableEngineError
 from preprocessing.tokenization.tokenizer import Tokenizer
 
 CACHE_BYTES = 192 * 2**20  # growth of the process after which a library is built anew (0.1 to 0.3 CPU-s)

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from preprocessing.tokenization.byte_level import normalizes
-from preprocessing.tokenization.engines import Engine, Ids, Lengths, ReferenceEngine, UnusableEngineError
 from preprocessing.tokenization.patterns import CL100K_PATTERN, GPT2_PATTERN, QWEN2_PATTERN
+from preprocessing.tokenization.reference_engine import Engine, Ids, Lengths, ReferenceEngine, UnusableEngineError
 from preprocessing.tokenization.tokenizer import Tokenizer
 
 CACHED_PIECE_CHARACTERS = 64

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from preprocessing.tokenization.byte_level import bytes_of, normalizes
-from preprocessing.tokenization.engines import Engine, Ids, Lengths, UnusableEngineError
 from preprocessing.tokenization.patterns import GPT2_PATTERN
+from preprocessing.tokenization.reference_engine import Engine, Ids, Lengths, UnusableEngineError
 from preprocessing.tokenization.tokenizer import Tokenizer
 
 

@@ -20,7 +20,8 @@ from contracts.store import ArtifactStore
 from preprocessing.config import IngestConfig
 from preprocessing.ingestion.ingest import INGEST
 from preprocessing.tokenization import engines as engines_module
-from preprocessing.tokenization.engines import ENGINES, EngineKind, Ids, Lengths, ReferenceEngine
+from preprocessing.tokenization.engines import ENGINES, EngineKind
+from preprocessing.tokenization.reference_engine import Ids, Lengths, ReferenceEngine
 from preprocessing.tokenization.tokenizer import Tokenizer
 
 MARK = "zebra-crossing"

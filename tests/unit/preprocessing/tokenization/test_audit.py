@@ -13,7 +13,7 @@ from tokenizer_texts import HARD_TEXTS, TRAINING_TEXTS, byte_level_definition, e
 
 from preprocessing.tokenization import audit
 from preprocessing.tokenization.audit import ByteCheck, EngineRejectedError, audited_texts, first_difference
-from preprocessing.tokenization.engines import ENGINES, Engine, ReferenceEngine, UnusableEngineError, make_engine
+from preprocessing.tokenization.engines import ENGINES, make_engine
 from preprocessing.tokenization.fast_engines import LibraryEngine, engine_definition
 from preprocessing.tokenization.loading import load_tokenizer
 from preprocessing.tokenization.patterns import (
@@ -22,6 +22,7 @@ from preprocessing.tokenization.patterns import (
     O200K_PATTERN,
     QWEN2_PATTERN,
 )
+from preprocessing.tokenization.reference_engine import Engine, ReferenceEngine, UnusableEngineError
 from preprocessing.tokenization.tokenizer import Tokenizer
 
 PATTERNS = {
