@@ -32,7 +32,7 @@ class RecordError(InputError):
     def __init__(self, file: str, line: int, reason: str) -> None:
         super().__init__(
             f"{file}, line {line}: {reason}. Mend the record, or set on_error to quarantine "
-            "(--on-error quarantine for corpus, tokenizer and ingest) to set bad records aside and go on."
+            "(--on-error quarantine for corpus, clean, tokenizer and ingest) to set bad records aside and go on."
         )
         self.file = file
         self.line = line

@@ -1,7 +1,10 @@
 """The clean stage: planted documents are found and no others, whatever the workers, and all are accounted for."""
 
 import json
+import os
 import random
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -13,12 +16,15 @@ from corpora import texts, write_corpus
 from ingest_cases import CASES
 from processes import kill_at, run_forked
 
+from contracts.artifact import read_artifact
 from contracts.errors import ConfigError, InputError, RecordError
 from contracts.store import ArtifactStore
 from preprocessing.config import CorpusConfig, IngestConfig
 from preprocessing.corpus.gather import CORPUS
 from preprocessing.ingestion.ingest import INGEST
 from preprocessing.reading.damage import DamagedStreamError
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -146,6 +152,29 @@ def test_a_killed_run_goes_on_and_gives_the_same(tmp_path: Path, evaluation: Pat
     assert len(list(whole.path.glob("train/*"))) > 2
 
 
+def test_a_run_killed_with_workers_goes_on_although_they_may_still_end(tmp_path: Path, evaluation: Path):
+    source = write_lines(tmp_path / "a.jsonl", planted(count=800)[0])
+    settings = everything(sources=[str(source)], part_bytes=10_000, workers=2, **evaluated(evaluation))
+    whole = run_clean(settings, tmp_path / "whole")
+    code = "import json, sys, pathlib; from cleaning_corpora import run_clean; "
+    code += "run_clean(json.loads(sys.argv[1]), pathlib.Path(sys.argv[2]))"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support")])}
+    for done in ("examined.json", "written.json"):
+        words = [sys.executable, "-c", code, json.dumps(settings), str(tmp_path / "out")]
+        process = subprocess.Popen(words, env=environment)
+        deadline = time.monotonic() + 60
+        while process.poll() is None and len(list((tmp_path / "out").glob(f"unfinished/part-*/{done}"))) < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        process.kill()  # alone: its workers notice by themselves
+        process.wait()
+
+    corpus = run_clean(settings, tmp_path / "out")
+
+    assert corpus.manifest.content == whole.manifest.content
+    assert corpus.summary == whole.summary
+
+
 def test_the_heldout_part_is_kept_and_is_an_evaluation_set(tmp_path: Path):
     generator = random.Random(3)
     documents = [prose(generator) for _ in range(200)]
@@ -239,7 +268,7 @@ def test_what_cannot_be_cleaned_is_refused_and_leaves_nothing(
 
 def test_nasty_documents_take_no_longer_than_others(tmp_path: Path, evaluation: Path):
     nasty = ["x" * 2**23, "数据模型" * 2**18, "a b " * 2**19, "!" * 2**20, ".\n" * 2**20, "{" * 2**20, "@" * 2**20]
-    nasty += [" ", "\n", "☃", "a@b." * 2**18, "1.1." * 2**18, "2001:" * 2**18]
+    nasty += [" ", "\n", "☃", "q@b." * 2**18, "1.1." * 2**18, "2001:" * 2**18]
     source = write_lines(tmp_path / "a.jsonl", nasty)
     settings = everything(sources=[str(source)], **evaluated(evaluation), min_characters=0, quality=[])
     started = time.process_time()
@@ -269,3 +298,20 @@ def test_the_command_cleans_a_corpus_and_says_what_became_of_it(
     assert f"left out: {tmp_path / 'out' / 'dropped.parquet'}" in again.out
     refused = shardline(capsys, "clean", "--source", source, "--output", tmp_path / "none")
     assert (refused.code, "no step is asked for" in refused.err) == (2, True)
+
+
+def test_a_pipeline_trains_its_tokenizer_on_what_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    generator = random.Random(4)
+    documents = [prose(generator) for _ in range(60)]
+    write_lines(tmp_path / "a.jsonl", documents + [text.replace(".", "!") for text in documents[:10]])
+    (tmp_path / "pipeline.yaml").write_text(
+        "corpus: {sources: [a.jsonl], heldout_fraction: 0.1}\nclean: {minhash: {}, exact: true}\n"
+        "tokenizer: {vocab_size: 300}\ningest: {}\ntracking: {is_on: false}\n"
+    )
+
+    ran = shardline(capsys, "run", tmp_path / "pipeline.yaml")
+    planned = shardline(capsys, "plan", tmp_path / "pipeline.yaml", "--json")
+
+    assert (ran.code, planned.code) == (0, 0), ran.err
+    dataset = read_artifact(next((tmp_path / "store" / "dataset").glob(f"chain-{'?' * 12}")))
+    assert dataset.manifest.inputs["corpus"].path.startswith("corpus/chain-clean-")

@@ -39,6 +39,37 @@ def test_a_whole_chain_has_its_steps_in_order_with_their_inputs(tmp_path: Path) 
     assert steps["report"].inputs["evaluation.pp2"] == "evaluate.pp2"
 
 
+def test_a_clean_section_stands_between_corpus_and_what_reads_it(tmp_path: Path) -> None:
+    text = WHOLE.replace("corpus: {}", "corpus: {}\nclean: {exact: true, decontaminate: [quiz.jsonl]}")
+    config = load_pipeline(written(tmp_path, text))
+
+    steps = {step.name: step for step in steps_of(config)}
+
+    assert list(steps)[:4] == ["corpus", "clean", "tokenizer", "ingest"]
+    assert steps["clean"].inputs == {"corpus": "corpus"}
+    assert steps["clean"].stage.kind == "corpus"
+    assert {steps[name].inputs["corpus"] for name in ("tokenizer", "ingest", "heldout")} == {"clean"}
+    assert config.clean is not None
+    assert config.clean.decontaminate == (str(tmp_path / "quiz.jsonl"),)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("clean: {exact: true}\n", "clean has nothing to clean"),
+        ("corpus: {}\nclean: {exact: true, sources: [a]}\n", r"clean\.sources and a corpus section are both given"),
+        ("corpus: {}\nclean: {}\n", "clean asks for no step"),
+        ("corpus: {}\nclean: {min_hash: {}}\n", r"unknown setting clean\.min_hash\. Did you mean minhash"),
+        ("corpus: {}\nclean: {minhash: {bands: 7}}\n", r"clean\.minhash.*permutations is 120 and bands is 7"),
+    ],
+)
+def test_a_clean_section_that_cannot_work_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = written(tmp_path, f"{text}tokenizer: {{}}\n")
+
+    with pytest.raises(ConfigError, match=message):
+        load_pipeline(path)
+
+
 def test_only_the_chosen_checkpoints_are_measured(tmp_path: Path) -> None:
     path = written(tmp_path, WHOLE.replace("evaluate: {}", "evaluate: {of: [pp2]}"))
 
