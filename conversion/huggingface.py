@@ -7,9 +7,10 @@ from typing import Any
 from contracts.errors import InputError
 from contracts.json_text import parse_json
 from conversion.catalogue import Catalogue, Checkpoint, equal_bits, row_blocks
-from conversion.huggingface_config import architecture_of, from_huggingface
+from conversion.huggingface_architecture import architecture_of
 from conversion.huggingface_files import CONFIG, INDEX, read_json, weight_files, weight_map
 from conversion.huggingface_names import links_of
+from conversion.huggingface_reading import from_huggingface
 from conversion.linked_rows import Link, derive_canonical
 from conversion.safetensors_files import (
     SafetensorsCatalogue,
@@ -21,7 +22,15 @@ from training.parameters import stored_parameters
 from training.step_folders import CheckpointInfo
 
 # Masks and tables that old releases stored among the weights; they follow from the config.
-_NO_WEIGHTS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
+_NO_WEIGHTS = (
+    ".attn.bias",
+    ".attn.masked_bias",
+    ".attention.bias",
+    ".attention.masked_bias",
+    ".rotary_emb.inv_freq",
+)
+_TABLES = ("wte.weight", "embed_tokens.weight", "embed_in.weight")
+_OUTPUTS = ("lm_head.weight", "embed_out.weight")
 OWN_KEY = "shardline"
 
 
@@ -122,21 +131,21 @@ def _some(names: list[str]) -> str:
 
 
 def _tied_copies(stored: Mapping[str, StoredTensor], model: ModelConfig) -> dict[str, StoredTensor]:
-    name = "lm_head.weight"
-    return {name: stored[name]} if model.tied_embeddings and name in stored else {}
+    return {name: stored[name] for name in _OUTPUTS if model.tied_embeddings and name in stored}
 
 
 def _check_tied(folder: Path, source: SafetensorsCatalogue, model: ModelConfig) -> None:
-    if not model.tied_embeddings or "lm_head.weight" not in source.entries:
+    output = next((name for name in _OUTPUTS if name in source.entries), None)
+    if not model.tied_embeddings or output is None:
         return
-    table = next(n for n in source.entries if n.endswith(("wte.weight", "embed_tokens.weight")))
-    copy, original = source.entries["lm_head.weight"], source.entries[table]
+    table = next(n for n in source.entries if n.endswith(_TABLES))
+    copy, original = source.entries[output], source.entries[table]
     if copy.shape == original.shape and copy.dtype == original.dtype:
         blocks = row_blocks(copy.box, copy.dtype.itemsize)
-        if all(equal_bits(source.read("lm_head.weight", box), source.read(table, box)) for box in blocks):
+        if all(equal_bits(source.read(output, box), source.read(table, box)) for box in blocks):
             return
     raise InputError(
-        f"{folder}: lm_head.weight differs from {table}, and {CONFIG} says that they are tied. "
+        f"{folder}: {output} differs from {table}, and {CONFIG} says that they are tied. "
         "Set tie_word_embeddings: false there if the model has an output matrix of its own."
     )
 

@@ -13,7 +13,8 @@ from contracts.progress import Progress
 from conversion.casting import Caster
 from conversion.catalogue import BLOCK_BYTES, Box, Checkpoint, TensorEntry, row_blocks
 from conversion.huggingface import OWN_KEY
-from conversion.huggingface_config import architecture_of, to_huggingface
+from conversion.huggingface_architecture import architecture_of
+from conversion.huggingface_config import to_huggingface
 from conversion.huggingface_files import CONFIG, INDEX, SINGLE
 from conversion.huggingface_names import links_of
 from conversion.linked_rows import derive_foreign

@@ -4,7 +4,9 @@ import pytest
 from conversion_cases import random_model
 
 from contracts.errors import ConfigError, InputError
-from conversion.huggingface_config import architecture_of, from_huggingface, to_huggingface
+from conversion.huggingface_architecture import architecture_of
+from conversion.huggingface_config import to_huggingface
+from conversion.huggingface_reading import from_huggingface
 
 GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_embd": 32, "n_head": 4, "n_positions": 64, "vocab_size": 100}
 LLAMA = {
@@ -17,6 +19,7 @@ LLAMA = {
     "max_position_embeddings": 64,
     "vocab_size": 100,
 }
+QWEN = {**LLAMA, "model_type": "qwen2"}
 
 
 @pytest.mark.parametrize(
@@ -25,7 +28,24 @@ LLAMA = {
         ("gpt2", {}, "gpt2"),
         ("gpt2", {"tied_embeddings": False, "activation": "gelu"}, "gpt2"),
         ("llama", {"rotary_base": 500000.0, "head_dim": 16}, "llama"),
-        ("llama", {"qkv_bias": True, "tied_embeddings": True}, "qwen2"),
+        ("llama", {"activation": "geglu_tanh"}, "llama"),
+        ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}, "llama"),
+        ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 2.0}}, "llama"),
+        ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 8.0, "attention_factor": 1.5}}, "llama"),
+        ("mistral", {}, "mistral"),
+        ("mistral", {"sliding_window": 16}, "mistral"),
+        ("qwen2", {"tied_embeddings": True}, "qwen2"),
+        ("qwen2", {"sliding_window": 16}, "qwen2"),
+        ("qwen3", {"head_dim": 16}, "qwen3"),
+        ("neox", {"rotary_percent": 0.5}, "gpt_neox"),
+        ("neox", {"parallel_residual": False, "tied_embeddings": True, "activation": "relu"}, "gpt_neox"),
+        ("mixtral", {"moe": {"num_experts": 4}}, "mixtral"),
+        (
+            "qwen2",
+            {"moe": {"shared_ffn_hidden_size": 48, "ffn_hidden_size": 24, "normalize_top_k": False}},
+            "qwen2_moe",
+        ),
+        ("qwen3_moe", {"moe": {"num_experts": 4, "top_k": 2, "ffn_hidden_size": 24, "layer_interval": 2}}, "qwen3_moe"),
     ],
 )
 def test_a_model_survives_config_json_and_back(family, changes, architecture):
@@ -57,18 +77,21 @@ def test_every_name_of_the_tanh_gelu_is_one_activation(name):
 @pytest.mark.parametrize(
     ("config", "setting", "value"),
     [
-        ({"model_type": "mixtral"}, "model_type", "experts"),
-        ({"model_type": "bert"}, "model_type", "bert"),
-        ({"model_type": "gpt_neox"}, "model_type", "parallel"),
-        ({**GPT2, "activation_function": "relu"}, "activation_function", "relu"),
+        ({"model_type": "bert"}, "model_type", "both ways"),
+        ({"model_type": "gemma"}, "model_type", "gemma"),
+        ({"model_type": "gpt_neox", "attention_bias": False}, "attention_bias", "False"),
+        ({**GPT2, "activation_function": "quick_gelu"}, "activation_function", "quick_gelu"),
         ({**GPT2, "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx", "True"),
         ({**GPT2, "n_embd": "wide"}, "n_embd", "wide"),
         ({**GPT2, "n_head": 5}, "num_attention_heads", "5"),
         ({**LLAMA, "attention_bias": True}, "attention_bias", "True"),
-        ({**LLAMA, "hidden_act": "gelu"}, "hidden_act", "gelu"),
-        ({**LLAMA, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_type", "llama3"),
+        ({**LLAMA, "hidden_act": "relu"}, "hidden_act", "relu"),
+        ({**LLAMA, "rope_scaling": {"rope_type": "dynamic", "factor": 8.0}}, "rope_type", "dynamic"),
+        ({**LLAMA, "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "mscale": 0.7}}, "mscale", "0.7"),
         ({**LLAMA, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary", "1"),
-        ({**LLAMA, "model_type": "mistral", "sliding_window": 16}, "sliding_window", "16"),
+        ({**QWEN, "use_sliding_window": True, "sliding_window": 16}, "sliding_window", "16"),
+        ({**QWEN, "model_type": "qwen3_moe", "mlp_only_layers": [1]}, "mlp_only_layers", "[1]"),
+        ({**LLAMA, "model_type": "mixtral", "router_jitter_noise": 0.1}, "router_jitter_noise", "0.1"),
         ({**LLAMA, "num_key_value_heads": 3}, "num_query_groups", "3"),
     ],
 )
@@ -82,7 +105,7 @@ def test_a_config_of_another_function_is_refused_by_the_setting_and_its_value(co
 
 
 def test_a_model_without_a_hugging_face_architecture_is_refused_by_its_settings():
-    model = random_model("gpt2", position="rope", num_query_groups=2)
+    model = random_model("gpt2", embedding_scale=2.0, num_query_groups=2)
 
-    with pytest.raises(ConfigError, match=r"position rope.*num_query_groups 2.*to: native"):
+    with pytest.raises(ConfigError, match=r"embedding_scale 2.0.*num_query_groups 2.*to: native"):
         architecture_of(model)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from conversion_cases import random_model
 
-from conversion.huggingface_config import architecture_of
+from conversion.huggingface_architecture import architecture_of
 from conversion.huggingface_names import links_of
 from conversion.rank_shards import shards_by_rank
 from training.config import LayoutConfig
@@ -24,7 +24,7 @@ def covered(model, layout, has_optimizer=False):
     return counts
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("family", ["gpt2", "llama", "qwen3_moe"])
 @pytest.mark.parametrize("shard", ["optimizer", "none"])
 @pytest.mark.parametrize("degrees", list(itertools.product((1, 2), (1, 2), (1, 2, 4))))
 def test_every_element_is_written_by_exactly_one_rank(family, shard, degrees):
@@ -52,6 +52,10 @@ def test_tensors_with_fewer_rows_than_ranks_leave_some_ranks_without_a_piece():
         ("llama", {"num_query_groups": 1}),
         ("llama", {"num_query_groups": 4}),
         ("llama", {"qkv_bias": True, "tied_embeddings": True}),
+        ("qwen3", {"head_dim": 16}),
+        ("neox", {}),
+        ("mixtral", {}),
+        ("qwen2", {"moe": {"shared_ffn_hidden_size": 48}}),
     ],
 )
 def test_links_use_every_row_of_either_side_once(family, changes):

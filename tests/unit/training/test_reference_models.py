@@ -1,20 +1,28 @@
-"""The layers against transformers' GPT-2 and Llama from the same weights."""
+"""The layers against transformers' models from the same weights: logits and the gradient of every parameter."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
+from reference_models import (
+    FAMILIES,
+    gradients_of,
+    put_weights,
+    random_weights,
+    transformers_gradients,
+    transformers_model,
+)
 from torch import Tensor
-from training_cases import PatternSource, tiny_config
+from training_cases import PatternSource, new_trainer, tiny_config
 
-from training.checkpoint import state_tensors
-from training.gradients import local_parameters
-from training.mesh import build_mesh, init_single_rank
+from training.mesh import init_single_rank
+from training.model_config import ModelConfig
 from training.scoring import Scorer
-from training.trainer import build_stage
 
-transformers = pytest.importorskip("transformers", reason="the reference models are in the dev extra")
+pytest.importorskip("transformers", reason="the reference models are in the dev extra")
 
 
 @pytest.fixture(autouse=True)
@@ -24,92 +32,47 @@ def _one_rank() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def _our_logits_and_weights(family: str, tokens: Tensor, **model: object) -> tuple[Tensor, dict[str, Tensor]]:
-    config = tiny_config(family, precision="float32", model={"init_std": 0.2, **model})
-    mesh = build_mesh(config.layout)
-    stage = build_stage(config, mesh)
-    weights = {name: t.full_tensor() for name, t in state_tensors(local_parameters(stage), mesh).items()}
-    return Scorer(stage, mesh).logits(tokens), weights
+def _batch() -> tuple[Tensor, Tensor]:
+    tokens = torch.from_numpy(PatternSource().tokens(range(4)))
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
-def _split_qkv(weight: Tensor, groups: int, heads: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    grouped = weight.view(groups, heads // groups + 2, width, *weight.shape[1:])
-    q, k, v = grouped[:, :-2], grouped[:, -2], grouped[:, -1]
-    return tuple(part.reshape(-1, *weight.shape[1:]) for part in (q, k, v))  # type: ignore[return-value]
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_and_gradients_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
+    family, changes = FAMILIES[name]
+    inputs, labels = _batch()
+    config = tiny_config(family, precision="float32", global_batch_size=4, model={"dropout": 0.0, **changes})
+    weights = random_weights(config.model)
+    trainer = new_trainer(config)
+    put_weights(trainer, weights)
+    ours = Scorer(trainer.stage, trainer.mesh).logits(inputs)
+    our_gradients = gradients_of(trainer, inputs, labels)
+
+    reference = transformers_model(config.model, weights, tmp_path)
+    has_experts = config.model.moe is not None
+    out = reference(inputs, **({"output_router_logits": True} if has_experts else {}))
+    loss = F.cross_entropy(out.logits.flatten(0, 1), labels.flatten())
+    if has_experts:
+        loss = loss + _balance(out.router_logits, config.model, len(inputs))
+    loss.backward()
+    theirs = transformers_gradients(reference, config.model)
+
+    torch.testing.assert_close(ours, out.logits, rtol=0, atol=1e-5)
+    assert our_gradients.keys() == theirs.keys()
+    for key, gradient in our_gradients.items():
+        assert gradient.abs().max() > 0, key
+        torch.testing.assert_close(gradient, theirs[key], rtol=1e-4, atol=1e-6, msg=lambda text, k=key: f"{k}: {text}")
 
 
-def test_gpt2_logits_equal_those_of_transformers() -> None:
-    tokens = torch.from_numpy(PatternSource().tokens(range(3)))[:, :-1]
-    ours, weights = _our_logits_and_weights("gpt2", tokens)
-    settings = transformers.GPT2Config(vocab_size=128, n_positions=32, n_embd=32, n_layer=2, n_head=4)
-    reference = transformers.GPT2LMHeadModel(settings).eval()
-    state = {
-        "transformer.wte.weight": weights["embedding.word.weight"],
-        "transformer.wpe.weight": weights["embedding.position.weight"],
-        "transformer.ln_f.weight": weights["final_norm.weight"],
-        "transformer.ln_f.bias": weights["final_norm.bias"],
-        "lm_head.weight": weights["embedding.word.weight"],
-    }
-    for n in range(2):
-        for kind in ("weight", "bias"):
-            ours_n, theirs_n = f"layers.{n}", f"transformer.h.{n}"
-            qkv = torch.cat(_split_qkv(weights[f"{ours_n}.attn.qkv.{kind}"], 4, 4, 8))
-            linear = {
-                "attn.c_attn": qkv,
-                "attn.c_proj": weights[f"{ours_n}.attn.out.{kind}"],
-                "mlp.c_fc": weights[f"{ours_n}.mlp.up.{kind}"],
-                "mlp.c_proj": weights[f"{ours_n}.mlp.down.{kind}"],
-            }
-            for name, value in linear.items():
-                state[f"{theirs_n}.{name}.{kind}"] = value.t() if kind == "weight" else value
-            state[f"{theirs_n}.ln_1.{kind}"] = weights[f"{ours_n}.attn.norm.{kind}"]
-            state[f"{theirs_n}.ln_2.{kind}"] = weights[f"{ours_n}.mlp.norm.{kind}"]
-    reference.load_state_dict(state)
+def _balance(router_logits: tuple[Tensor, ...], model: ModelConfig, rows: int) -> Tensor:
+    """The balance loss of transformers for each layer and row on its own, averaged."""
+    from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
-    with torch.no_grad():
-        theirs = reference(tokens).logits[..., :100]
-
-    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("tied", [False, True])
-def test_llama_logits_equal_those_of_transformers(tied: bool) -> None:
-    tokens = torch.from_numpy(PatternSource().tokens(range(3)))[:, :-1]
-    ours, weights = _our_logits_and_weights("llama", tokens, tied_embeddings=tied, ffn_hidden_size=48)
-    settings = transformers.LlamaConfig(
-        vocab_size=128,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=32,
-        rms_norm_eps=1e-5,
-        tie_word_embeddings=tied,
-    )
-    reference = transformers.LlamaForCausalLM(settings).eval()
-    state = {
-        "model.embed_tokens.weight": weights["embedding.word.weight"],
-        "model.norm.weight": weights["final_norm.weight"],
-        "lm_head.weight": weights["embedding.word.weight" if tied else "output.weight"],
-    }
-    for n in range(2):
-        q, k, v = _split_qkv(weights[f"layers.{n}.attn.qkv.weight"], 2, 4, 8)
-        parts = {
-            "self_attn.q_proj": q,
-            "self_attn.k_proj": k,
-            "self_attn.v_proj": v,
-            "self_attn.o_proj": weights[f"layers.{n}.attn.out.weight"],
-            "mlp.gate_proj": weights[f"layers.{n}.mlp.gate.weight"],
-            "mlp.up_proj": weights[f"layers.{n}.mlp.up.weight"],
-            "mlp.down_proj": weights[f"layers.{n}.mlp.down.weight"],
-            "input_layernorm": weights[f"layers.{n}.attn.norm.weight"],
-            "post_attention_layernorm": weights[f"layers.{n}.mlp.norm.weight"],
-        }
-        state.update({f"model.layers.{n}.{name}.weight": value for name, value in parts.items()})
-    reference.load_state_dict(state)
-
-    with torch.no_grad():
-        theirs = reference(tokens).logits[..., :100]
-
-    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    moe = model.moe
+    assert moe is not None and len(router_logits) == sum(model.has_experts(n) for n in range(model.num_layers))
+    losses = [
+        load_balancing_loss_func((row,), moe.num_experts, moe.top_k)
+        for layer in router_logits
+        for row in layer.view(rows, -1, moe.num_experts)
+    ]
+    return moe.aux_loss_coef * torch.stack(losses).mean()
