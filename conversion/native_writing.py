@@ -63,7 +63,7 @@ class NativeTarget:
     ) -> None:
         self.source, self.caster = source, caster
         self.model, self.layout, self.has_optimizer = model, layout, has_optimizer
-        self.shards = shards_by_rank(model, layout, has_optimizer=has_optimizer)
+        self.shards = shards_by_rank(model, layout, has_optimizer=has_optimizer, extra=source.info.extra)
 
     def dtype(self, name: str) -> torch.dtype:
         return self.caster.dtype_of(name, self.source.tensors.entries[name].dtype)

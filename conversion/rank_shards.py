@@ -11,7 +11,8 @@ from typing import Any
 
 from conversion.catalogue import Box, Shape, num_elements
 from training.config import LayoutConfig, ModelConfig
-from training.parameters import MOMENTS, OPTIMIZER_PREFIX, StoredGroup, stage_layers, stored_groups
+from training.optimizer_state import states_in
+from training.parameters import OPTIMIZER_PREFIX, StoredGroup, stage_layers, stored_groups
 
 
 @dataclass(frozen=True)
@@ -23,17 +24,24 @@ class Shard:
     box: Box
 
 
-def shards_by_rank(model: ModelConfig, layout: LayoutConfig, *, has_optimizer: bool) -> list[list[Shard]]:
+def shards_by_rank(
+    model: ModelConfig, layout: LayoutConfig, *, has_optimizer: bool, extra: Mapping[str, Any] | None = None
+) -> list[list[Shard]]:
     """Deal every element of every tensor to exactly one rank.
 
     Of the ranks that hold the same piece, the one with the smallest files so far writes it. Files
     are measured by the sizes of the whole tensors, as `torch.distributed.checkpoint` does, so that
     every piece lands where training would have put it.
 
+    Args:
+        extra: Of the manifest; says which optimizer wrote it.
+
     Returns:
         One list for each rank, in the order of ranks of the mesh (pp, dp, cp, tp).
     """
-    held = [list(_held(model, layout, rank, has_optimizer)) for rank in range(layout.world_size)]
+    held = [
+        list(_held(model, layout, rank, extra or {} if has_optimizer else None)) for rank in range(layout.world_size)
+    ]
     holders: dict[tuple[str, tuple[int, ...]], list[int]] = {}
     sizes: dict[str, int] = {}
     for rank, shards in enumerate(held):
@@ -53,7 +61,7 @@ def _key(shard: Shard) -> tuple[str, tuple[int, ...]]:
     return shard.name, tuple(start for start, _ in shard.box)
 
 
-def _held(model: ModelConfig, layout: LayoutConfig, rank: int, has_optimizer: bool) -> Iterator[Shard]:
+def _held(model: ModelConfig, layout: LayoutConfig, rank: int, optimizer: Mapping[str, Any] | None) -> Iterator[Shard]:
     """Everything that one rank holds, in the order in which its model lists it."""
     tp, dp = layout.tensor_parallel, layout.data_parallel
     tp_rank, dp_rank, pp_rank = rank % tp, rank // tp % dp, rank // (tp * dp)
@@ -67,9 +75,11 @@ def _held(model: ModelConfig, layout: LayoutConfig, rank: int, has_optimizer: bo
             if all(start < stop for start, stop in box):
                 shards.append(Shard(name, group.shape, box))
         yield from shards
-        for moment in MOMENTS if has_optimizer else ():
+        # The parts of a fused parameter keep the same states, since they are of one kind and shape.
+        states = states_in(optimizer, shards[0].name, shards[0].shape) if optimizer is not None and shards else ()
+        for state in states:
             for shard in shards:
-                yield Shard(f"{OPTIMIZER_PREFIX}{shard.name}.{moment}", shard.shape, shard.box)
+                yield Shard(f"{OPTIMIZER_PREFIX}{shard.name}.{state}", shard.shape, shard.box)
 
 
 def _stage_groups(model: ModelConfig, num_stages: int, stage: int) -> Iterator[StoredGroup]:

@@ -10,7 +10,8 @@ from conversion.catalogue import Checkpoint
 from conversion.detect import NAMES, format_of
 from conversion.step_choice import native_step_folder
 from training.config import ModelConfig
-from training.parameters import MOMENTS, OPTIMIZER_PREFIX, stored_parameters
+from training.optimizer_state import states_in
+from training.parameters import OPTIMIZER_PREFIX, stored_parameters
 from training.step_folders import CheckpointInfo
 
 
@@ -69,7 +70,11 @@ def _check_names(folder: Path, found: Checkpoint) -> None:
     """Check that the tensors are those of the model: none missing, none of another shape."""
     expected = {name: shape for name, (shape, _) in stored_parameters(model_of(found.info, folder)).items()}
     if found.info.has_optimizer:
-        expected |= {f"{OPTIMIZER_PREFIX}{n}.{moment}": shape for n, shape in expected.items() for moment in MOMENTS}
+        expected |= {
+            f"{OPTIMIZER_PREFIX}{n}.{state}": shape
+            for n, shape in expected.items()
+            for state in states_in(found.info.extra, n, shape)
+        }
     for name, shape in expected.items():
         entry = found.tensors.entries.get(name)
         if entry is None:

@@ -15,7 +15,8 @@ from conversion.linked_rows import derive_resized
 from conversion.native_writing import NativeTarget
 from conversion.reading import model_of
 from training.config import LayoutConfig, ModelConfig, check_layout
-from training.parameters import MOMENTS, OPTIMIZER_PREFIX, stored_parameters
+from training.optimizer_state import states_in
+from training.parameters import OPTIMIZER_PREFIX, stored_parameters
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,10 @@ def _resized(source: Checkpoint, model: ModelConfig) -> Checkpoint:
     if shapes == dict(source.info.parameters):
         return source
     for name in list(shapes):
-        shapes |= {f"{OPTIMIZER_PREFIX}{name}.{moment}": shapes[name] for moment in MOMENTS}
+        shapes |= {
+            f"{OPTIMIZER_PREFIX}{name}.{state}": shapes[name]
+            for state in states_in(source.info.extra, name, shapes[name])
+        }
     info = replace(source.info, parameters={name: shapes[name] for name in source.info.parameters})
     return replace(source, info=info, tensors=derive_resized(source.tensors, shapes))
 

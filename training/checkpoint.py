@@ -30,7 +30,8 @@ from training.dtensors import as_dtensors
 from training.gradients import LocalParameter, local_parameters
 from training.mesh import Mesh
 from training.model import TransformerStage
-from training.optimizer import LocalAdamW
+from training.optimizer import LocalOptimizer
+from training.optimizer_state import STATE_KEY, described
 from training.parameters import OPTIMIZER_PREFIX, stored_parameters
 from training.safe_pickle import read_dcp_metadata
 from training.step_folders import (
@@ -41,6 +42,8 @@ from training.step_folders import (
     step_folder_name,
 )
 from training.trainer import Trainer, build_stage
+
+TRAINER_KEY = "trainer"  # in a manifest's `extra`: what of a trainer's state is no tensor
 
 
 class SafeReader(FileSystemReader):
@@ -58,7 +61,7 @@ class _Writer(FileSystemWriter):
 
 
 def state_tensors(
-    parameters: list[LocalParameter], mesh: Mesh, optimizer: LocalAdamW | None = None
+    parameters: list[LocalParameter], mesh: Mesh, optimizer: LocalOptimizer | None = None
 ) -> dict[str, Tensor]:
     """Name every tensor that this rank holds a part of; the views share memory with the model.
 
@@ -92,7 +95,7 @@ def save_checkpoint(trainer: Trainer, root: Path, *, keep_last: int) -> Path:
         has_optimizer=True,
         parameters={name: shape for name, (shape, _) in stored_parameters(config.model).items()},
         dtype=str(trainer.parameters[0].value.dtype).removeprefix("torch."),
-        extra={"seed": config.seed, "precision": config.precision},
+        extra={"seed": config.seed, "precision": config.precision, **_more_facts(trainer)},
     )
     folder = root / step_folder_name(trainer.step)
     try:
@@ -106,6 +109,12 @@ def save_checkpoint(trainer: Trainer, root: Path, *, keep_last: int) -> Path:
         ) from error
     dist.barrier()
     return folder
+
+
+def _more_facts(trainer: Trainer) -> dict[str, Any]:
+    optimizer, state = trainer.config.optimizer, trainer.extra_state()
+    facts = described(optimizer.kind, has_ema=optimizer.ema_decay is not None)
+    return facts | ({TRAINER_KEY: state} if state else {})
 
 
 def _write_by_all_ranks(trainer: Trainer, folder: Path, info: CheckpointInfo) -> None:
@@ -190,10 +199,47 @@ def load_checkpoint(trainer: Trainer, folder: Path) -> None:
     info = read_info(folder)
     if not info.has_optimizer:
         raise InputError(f"{folder}: holds no optimizer state, so a run cannot go on from it.")
+    _check_same_optimizer(trainer, info, folder)
     _load(state_tensors(trainer.parameters, trainer.mesh, trainer.optimizer), folder)
-    trainer.optimizer.set_step(info.step)
-    trainer.step = info.step
-    trainer.consumed_samples = info.consumed_samples
+    trainer.load_extra_state(info.extra.get(TRAINER_KEY, {}), step=info.step, consumed_samples=info.consumed_samples)
+
+
+def roll_back(trainer: Trainer, root: Path) -> str:
+    """Put weights and optimizer state of the newest checkpoint back, on every rank; the position stays.
+
+    The samples that led to the trouble are not seen again, and the steps since the checkpoint are lost.
+
+    Returns:
+        Name of the checkpoint's folder.
+
+    Raises:
+        ShardlineError: There is no checkpoint.
+    """
+    name: list[str | None] = [None]
+    if dist.get_rank() == 0:
+        name[0] = next((item.path.name for item in list_checkpoints(root) if item.problem is None), None)
+    dist.broadcast_object_list(name)
+    if name[0] is None:
+        raise ShardlineError(f"Step {trainer.step}: there is no checkpoint under {root} to roll back to.")
+    folder = root / name[0]
+    _load(state_tensors(trainer.parameters, trainer.mesh, trainer.optimizer), folder)
+    info = read_info(folder)
+    trainer.updates = int(info.extra.get(TRAINER_KEY, {}).get("updates", info.step))
+    trainer.optimizer.set_step(trainer.updates)
+    trainer.roll_backs += 1
+    return name[0]
+
+
+def _check_same_optimizer(trainer: Trainer, info: CheckpointInfo, folder: Path) -> None:
+    optimizer = trainer.config.optimizer
+    asked = {"kind": optimizer.kind, "ema": optimizer.ema_decay is not None}
+    found = {"kind": "adamw", "ema": False} | dict(info.extra.get(STATE_KEY, {}))
+    for key, name in (("kind", "optimizer.kind"), ("ema", "a moving average of the weights (optimizer.ema_decay)")):
+        if asked[key] != found[key]:
+            raise InputError(
+                f"{folder}: holds the state of another optimizer: {name} is {found[key]} there and {asked[key]} in the "
+                "settings. Use the settings of the run that wrote it."
+            )
 
 
 def load_weights(stage: TransformerStage, mesh: Mesh, folder: Path) -> None:

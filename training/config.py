@@ -10,12 +10,15 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from contracts.configuration import Settings, execution
+from contracts.configuration import Settings, added, execution
 from preprocessing.config import Split
 from training.model_config import ModelConfig as ModelConfig
 from training.model_config import choices
+from training.optimizer_config import OptimizerConfig as OptimizerConfig
+from training.schedules import Schedule, batch_rows, step_samples
+from training.stability_config import LossScaleConfig, StabilityConfig
 
-Precision = Literal["float32", "bf16", "float64"]
+Precision = Literal["float32", "bf16", "fp16", "float64"]
 DeviceSetting = Literal["auto", "cpu", "cuda"]
 
 IGNORE_INDEX = -100  # label of a position that gives no loss and no score, as in torch
@@ -62,38 +65,6 @@ class LayoutConfig(Settings):
         return self.tensor_parallel * self.pipeline_parallel * self.data_parallel * self.context_parallel
 
 
-class OptimizerConfig(Settings):
-    """AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101) with its learning-rate schedule."""
-
-    habits: ClassVar[Mapping[str, str]] = {
-        "learning_rate": "lr",
-        "lr_warmup_iters": "warmup_steps",
-        "lr_decay_iters": "decay_steps",
-        "adam_beta1": "beta1",
-        "adam_beta2": "beta2",
-        "adam_eps": "eps",
-        "max_grad_norm": "clip_grad",
-    }
-
-    lr: float = Field(3e-4, gt=0, description="Peak learning rate.")
-    min_lr: float = Field(3e-5, ge=0, description="Learning rate at the last step.")
-    warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up from 0 to lr.")
-    decay_steps: PositiveInt | None = Field(
-        None, description="Step at which the cosine reaches min_lr. Default: train_steps."
-    )
-    beta1: float = Field(0.9, ge=0, lt=1, description="Decay of the first moment.")
-    beta2: float = Field(0.95, ge=0, lt=1, description="Decay of the second moment.")
-    eps: float = Field(1e-8, gt=0, description="Added to the root of the second moment.")
-    weight_decay: float = Field(0.1, ge=0, description="Decoupled decay of matrices; norms and biases have none.")
-    clip_grad: float = Field(1.0, ge=0, description="Largest global gradient norm; 0 does not clip.")
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.min_lr > self.lr:
-            raise ValueError(f"min_lr ({self.min_lr}) is above lr ({self.lr}). The cosine falls from lr to min_lr.")
-        return self
-
-
 class PretrainConfig(Settings):
     """One pretraining run."""
 
@@ -102,18 +73,33 @@ class PretrainConfig(Settings):
         "max_steps": "train_steps",
         "save_interval": "checkpoint_interval",
         "sequence_length": "seq_length",
+        "fp16": "precision",
+        "bf16": "precision",
     }
 
     model: ModelConfig = Field(default_factory=ModelConfig, description="The model.")
     layout: LayoutConfig = Field(default_factory=LayoutConfig, description="How it is cut over ranks.")
-    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="AdamW and its schedule.")
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="The optimizer and its schedule.")
     seq_length: PositiveInt = Field(512, description="Tokens per training row.")
     micro_batch_size: PositiveInt = execution(4, description="Rows per rank per forward pass.")
     global_batch_size: PositiveInt = Field(16, description="Rows per optimizer step over all ranks.")
-    train_steps: PositiveInt = Field(100, description="Optimizer steps of the run.")
-    precision: Precision = Field(
-        "float32", description="Arithmetic of the layers; masters and optimizer are float32 with bf16 too."
+    rampup_batch_size: tuple[PositiveInt, PositiveInt, PositiveInt] | None = added(
+        None,
+        description="[start, increment, samples]: the batch grows from start to global_batch_size by increment, in "
+        "equal shares of samples. Empty: it has global_batch_size rows from the first step on.",
     )
+    train_steps: PositiveInt = Field(100, description="Optimizer steps of the run.")
+    z_loss: float = added(
+        0.0,
+        ge=0,
+        description="Weight of the squared logarithm of the softmax's denominator in what is minimized, such as 1e-4; "
+        "the reported loss is without it.",
+    )
+    precision: Precision = Field(
+        "float32", description="Arithmetic of the layers; masters and optimizer are float32 with bf16 and fp16 too."
+    )
+    loss_scale: LossScaleConfig = added(LossScaleConfig(), description="Dynamic loss scale of precision: fp16.")
+    stability: StabilityConfig = added(StabilityConfig(), description="What a step with wrong numbers does.")
     recompute: Literal["none", "selective", "full"] = execution(
         "none", description="Activations computed again in backward: none, all but matrix products, or whole blocks."
     )
@@ -144,39 +130,75 @@ class PretrainConfig(Settings):
                 f"seq_length ({self.seq_length}) is above model.max_position_embeddings "
                 f"({model.max_position_embeddings}). Raise max_position_embeddings, or shorten seq_length."
             )
-        decay = self.optimizer.decay_steps or self.train_steps
-        if self.optimizer.warmup_steps >= decay:
+        schedule = self.schedule
+        unit = "samples" if self.optimizer.counts_samples else "steps"
+        if schedule.warmup >= schedule.decay_end:
             raise ValueError(
-                f"optimizer.warmup_steps ({self.optimizer.warmup_steps}) leaves nothing of the {decay} steps to "
-                f"decay over. Use at most {decay - 1}."
+                f"optimizer.warmup_{unit} ({schedule.warmup}) leaves nothing of the {schedule.decay_end} {unit} to "
+                f"decay over. Use at most {schedule.decay_end - 1}."
             )
         return self
 
     def _check_batch(self) -> None:
-        rows, micro, dp = self.global_batch_size, self.micro_batch_size, self.layout.data_parallel
-        per_pass = micro * dp
-        if rows % per_pass:
+        if self.rampup_batch_size is not None:
+            self._check_rampup(*self.rampup_batch_size)
+        micro, dp = self.micro_batch_size, self.layout.data_parallel
+        per_pass, stages = micro * dp, self.layout.pipeline_parallel
+        for rows in self.batch_sizes:
+            name = "global_batch_size" if rows == self.global_batch_size else "the batch of rampup_batch_size"
+            if rows % per_pass:
+                raise ValueError(
+                    f"{name} ({rows}) / (micro_batch_size ({micro}) x layout.data_parallel ({dp}) = {per_pass}) "
+                    f"leaves a remainder of {rows % per_pass}. "
+                    f"Nearest {name}: {_multiples(rows, per_pass)}; or change micro_batch_size."
+                )
+            passes = rows // per_pass
+            if passes < stages:
+                raise ValueError(
+                    f"{name} ({rows}) / ({micro} x {dp}) gives {passes} micro-batches, and "
+                    f"layout.pipeline_parallel ({stages}) needs at least {stages}. "
+                    f"Use {name} {stages * per_pass}, or a smaller micro_batch_size."
+                )
+
+    def _check_rampup(self, start: int, increment: int, samples: int) -> None:
+        rows = self.global_batch_size
+        if start > rows or (rows - start) % increment:
             raise ValueError(
-                f"global_batch_size ({rows}) / (micro_batch_size ({micro}) x layout.data_parallel ({dp}) = {per_pass}) "
-                f"leaves a remainder of {rows % per_pass}. "
-                f"Nearest global_batch_size: {_multiples(rows, per_pass)}; or change micro_batch_size."
-            )
-        stages, passes = self.layout.pipeline_parallel, rows // per_pass
-        if passes < stages:
-            raise ValueError(
-                f"global_batch_size ({rows}) / ({micro} x {dp}) gives {passes} micro-batches, and "
-                f"layout.pipeline_parallel ({stages}) needs at least {stages}. "
-                f"Use global_batch_size {stages * per_pass}, or a smaller micro_batch_size."
+                f"rampup_batch_size [{start}, {increment}, {samples}] does not reach global_batch_size ({rows}): "
+                f"{rows} - {start} is no multiple of {increment}. Change start or increment."
             )
 
     @property
+    def schedule(self) -> Schedule:
+        """Learning rate and weight decay by position; they end with the run where nothing else is said."""
+        optimizer = self.optimizer
+        if optimizer.counts_samples:
+            return Schedule(optimizer, optimizer.decay_samples or self.train_samples)
+        return Schedule(optimizer, optimizer.decay_steps or self.train_steps)
+
+    @property
+    def batch_sizes(self) -> list[int]:
+        """Rows of a batch, each size once, in the order of the run."""
+        start, increment, _ = self.rampup_batch_size or (self.global_batch_size, 1, 0)
+        return list(range(start, self.global_batch_size + 1, increment))
+
+    def batch_rows(self, consumed_samples: int) -> int:
+        """Rows of the batch that follows `consumed_samples`."""
+        return batch_rows(consumed_samples, self.global_batch_size, self.rampup_batch_size)
+
+    @property
     def num_micro_batches(self) -> int:
-        """Forward passes per rank per optimizer step."""
+        """Forward passes per rank per optimizer step, of full size."""
         return self.global_batch_size // (self.micro_batch_size * self.layout.data_parallel)
 
     @property
     def train_samples(self) -> int:
-        return self.train_steps * self.global_batch_size
+        """Samples of the whole run."""
+        return self.samples_after(self.train_steps)
+
+    def samples_after(self, step: int) -> int:
+        """Samples that `step` steps use up."""
+        return step_samples(step, self.global_batch_size, self.rampup_batch_size).stop if step else 0
 
 
 def with_vocab_size(config: PretrainConfig, vocab_size: int) -> PretrainConfig:

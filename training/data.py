@@ -2,14 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from training.config import PretrainConfig
+from training.config import IGNORE_INDEX
+from training.mesh import Mesh
 
 
 class SampleSource(Protocol):
@@ -20,27 +22,73 @@ class SampleSource(Protocol):
         ...
 
 
+@runtime_checkable
+class LabelledSource(Protocol):
+    """Rows of which not every token gives a loss, such as answers after their questions."""
+
+    def inputs_and_labels(
+        self, sample_ids: Sequence[int] | npt.NDArray[Any]
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """Return inputs and labels, each (n, seq_length), int64; IGNORE_INDEX where no loss is due."""
+        ...
+
+
+Source = SampleSource | LabelledSource
+
+
 @dataclass(frozen=True)
 class Batch:
-    """This data-parallel rank's rows of one global batch: inputs and labels (rows, s), row_ids (rows,), int64."""
+    """This data-parallel rank's rows of one global batch.
+
+    Args:
+        inputs: (rows, s), int64.
+        labels: (rows, s), int64.
+        row_ids: (rows,), int64.
+        has_ignored: Some labels may be IGNORE_INDEX.
+    """
 
     inputs: Tensor
     labels: Tensor
     row_ids: Tensor
+    has_ignored: bool = False
 
 
-def step_sample_ids(consumed_samples: int, config: PretrainConfig, dp_rank: int) -> npt.NDArray[np.int64]:
+def step_sample_ids(
+    consumed_samples: int, global_batch_size: int, *, dp_rank: int, dp_size: int
+) -> npt.NDArray[np.int64]:
     """Samples that data-parallel rank `dp_rank` reads when `consumed_samples` have been used before.
 
     A global batch is the next `global_batch_size` samples in order, whatever the layout; each rank
     takes an equal, contiguous share.
     """
-    share = config.global_batch_size // config.layout.data_parallel
+    share = global_batch_size // dp_size
     first = consumed_samples + dp_rank * share
     return np.arange(first, first + share, dtype=np.int64)
 
 
-def read_batch(source: SampleSource, sample_ids: npt.NDArray[np.int64], device: torch.device) -> Batch:
+def read_batch(source: Source, sample_ids: npt.NDArray[np.int64], device: torch.device) -> Batch:
     """Read samples and split them into inputs and the next tokens."""
-    tokens = torch.from_numpy(np.ascontiguousarray(source.tokens(sample_ids), dtype=np.int64)).to(device)
-    return Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), torch.from_numpy(sample_ids).to(device))
+    row_ids = torch.from_numpy(sample_ids).to(device)
+    if isinstance(source, LabelledSource):
+        inputs, labels = source.inputs_and_labels(sample_ids)
+        return Batch(_on(device, inputs), _on(device, labels), row_ids, has_ignored=True)
+    tokens = _on(device, source.tokens(sample_ids))
+    return Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), row_ids)
+
+
+def _on(device: torch.device, array: npt.NDArray[Any]) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64)).to(device)
+
+
+def count_loss_tokens(batch: Batch, mesh: Mesh) -> int:
+    """Tokens of the whole global batch that give a loss, at least 1: what the summed loss is divided by.
+
+    Ranks with fewer such tokens would weigh too much in a mean of means, so the count is of all ranks. Without
+    ignored labels every rank has as many, and nothing is sent.
+    """
+    if not batch.has_ignored:
+        return batch.labels.numel() * mesh.size("dp")
+    count = (batch.labels != IGNORE_INDEX).sum()
+    if mesh.size("dp") > 1:
+        dist.all_reduce(count, group=mesh.group("dp"))
+    return max(1, int(count))

@@ -94,14 +94,14 @@ def estimate(config: PretrainConfig) -> Estimate:
     model, layout = config.model, config.layout
     here = _parameters_per_rank(config)
     master = 8 if config.precision == "float64" else 4
-    compute = 2 if config.precision == "bf16" else master
+    compute = 2 if config.precision in ("bf16", "fp16") else master
     dp = layout.data_parallel
     sharded = 1 if layout.shard == "none" else dp
     # Parameters are gathered for a pass; with shard: parameters only about a block at a time is.
     gathered = here // max(1, model.num_layers // layout.pipeline_parallel) if layout.shard == "parameters" else here
     accumulated = 0 if layout.shard in ("gradients", "parameters") else here
     flops = step_flops_per_token(model, config.seq_length)
-    tokens = config.train_steps * config.global_batch_size * config.seq_length
+    tokens = config.train_samples * config.seq_length
     stages, passes = layout.pipeline_parallel, config.num_micro_batches
     parameters = parameter_count(model)
     return Estimate(

@@ -109,14 +109,35 @@ class GradientFinisher:
         return squared**0.5, loss, stops > 0
 
 
-def clip(gradients: list[Tensor], norm: float, limit: float) -> None:
+def clip(gradients: list[Tensor], norm: float, limit: float, *, loss_scale: float = 1.0) -> None:
     """Scale gradients in place so that their global norm is at most `limit`; 0 does not clip.
 
     The factor is limit / (norm + 1e-6), at most 1, as in `torch.nn.utils.clip_grad_norm_`.
+
+    Args:
+        norm: Of the gradients without the loss scale.
+        loss_scale: What the gradients still carry; it is taken out in the same pass.
     """
-    factor = limit / (norm + 1e-6)
-    if limit > 0 and factor < 1.0:
-        torch._foreach_mul_(gradients, factor)
+    factor = min(1.0, limit / (norm + 1e-6)) if limit > 0 else 1.0
+    if factor / loss_scale != 1.0:
+        torch._foreach_mul_(gradients, factor / loss_scale)
+
+
+def non_finite(parameters: list[LocalParameter], gradients: list[Tensor], loss_share: Tensor) -> str:
+    """Name the ranks and their first parameters whose gradient is not finite; every rank calls it.
+
+    Returns:
+        A clause for a message; empty where everything is finite.
+    """
+    mine = [] if bool(torch.isfinite(loss_share)) else ["loss"]
+    for p, gradient in zip(parameters, gradients, strict=True):
+        if not bool(torch.isfinite(gradient).all()):
+            mine.append(p.spec.canonical_name)
+            break
+    every: list[list[str]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(every, mine)
+    found = [f"rank {rank}: {', '.join(names)}" for rank, names in enumerate(every) if names]
+    return f" (not finite on {'; '.join(found[:3])}{'; ...' if len(found) > 3 else ''})" if found else ""
 
 
 def _gradient(parameter: LocalParameter) -> Tensor:

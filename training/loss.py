@@ -22,7 +22,9 @@ GPU_CHUNK_LOGITS = 1 << 27
 MIN_CHUNK_TOKENS = 256
 
 
-def output_loss(hidden: Tensor, weight: Tensor, labels: Tensor, *, vocab_size: int, tp: TensorParallel) -> Tensor:
+def output_loss(
+    hidden: Tensor, weight: Tensor, labels: Tensor, *, vocab_size: int, tp: TensorParallel, z_loss: float = 0.0
+) -> Tensor:
     """Sum the cross-entropy of the next token over the positions that count.
 
     The caller divides by the token count of the whole optimizer step. Padding rows of `weight`
@@ -33,12 +35,16 @@ def output_loss(hidden: Tensor, weight: Tensor, labels: Tensor, *, vocab_size: i
         weight: (padded vocabulary / tp, h).
         labels: (b, s), int64, with IGNORE_INDEX where no loss is due.
         vocab_size: Ids that can be predicted.
+        z_loss: Weight of log(Z)^2, where Z is the softmax's denominator (Chowdhery et al. 2022, PaLM,
+            arXiv:2204.02311, section 5). It enters the gradient and not the value, so that a reported
+            loss can be compared with that of other runs.
 
     Returns:
         (), in nats; float64 for float64 input, else float32.
     """
     whole = enter_tensor_parallel(hidden, tp)
-    loss: Tensor = _OutputLoss.apply(whole, weight, labels.t().flatten(), vocab_size, tp, torch.is_grad_enabled())
+    needs_gradient = torch.is_grad_enabled()
+    loss: Tensor = _OutputLoss.apply(whole, weight, labels.t().flatten(), vocab_size, tp, z_loss, needs_gradient)
     return loss
 
 
@@ -104,14 +110,15 @@ class _Vocabulary:
         logits = hidden @ self.weight.t()
         return logits if logits.dtype == torch.float64 else logits.float()
 
-    def subtract_highest(self, logits: Tensor) -> None:
-        """Subtract each token's highest logit over all ranks, in place."""
+    def subtract_highest(self, logits: Tensor) -> Tensor:
+        """Subtract each token's highest logit over all ranks, in place, and return it: (t,)."""
         highest = (
             logits.amax(-1) if logits.shape[1] else logits.new_full((logits.shape[0],), torch.finfo(logits.dtype).min)
         )
         if self.tp.size > 1:
             dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=self.tp.group)
         logits.sub_(highest.unsqueeze(1))
+        return highest
 
     def at(self, logits: Tensor, target: Tensor) -> Tensor:
         """Logit of each token's target, 0 where another rank holds it: (t,)."""
@@ -146,6 +153,7 @@ class _OutputLoss(torch.autograd.Function):
         labels: Tensor,
         vocab_size: int,
         tp: TensorParallel,
+        z_loss: float,
         needs_gradient: bool,
     ) -> Tensor:
         flat = hidden.flatten(0, 1)
@@ -156,7 +164,7 @@ class _OutputLoss(torch.autograd.Function):
         grad_weight = torch.zeros(weight.shape, dtype=exact, device=weight.device) if needs_gradient else None
         for start, stop in _chunks(len(flat), weight):
             x, target = flat[start:stop], labels[start:stop]
-            probs, loss = _softmax_and_loss(vocabulary, x, target)
+            probs, loss = _softmax_and_loss(vocabulary, x, target, z_loss)
             total_loss += loss
             if grad_hidden is None or grad_weight is None:
                 continue
@@ -173,15 +181,16 @@ class _OutputLoss(torch.autograd.Function):
         return total_loss
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grad_hidden, grad_weight = ctx.saved_tensors
         scaled = (grad_weight * grad).to(ctx.weight_dtype)
-        return grad_hidden * grad.to(grad_hidden.dtype), scaled, None, None, None, None
+        # A scalar tensor keeps its own precision in the product; rounding it to 16 bits would bend the gradient.
+        return grad_hidden * grad, scaled, None, None, None, None, None
 
 
-def _softmax_and_loss(vocabulary: _Vocabulary, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+def _softmax_and_loss(vocabulary: _Vocabulary, x: Tensor, target: Tensor, z_loss: float) -> tuple[Tensor, Tensor]:
     logits = vocabulary.logits(x)
-    vocabulary.subtract_highest(logits)
+    highest = vocabulary.subtract_highest(logits)
     at_target = vocabulary.at(logits, target)
     exponentials = logits.exp_()
     both = torch.stack((exponentials.sum(-1), at_target))
@@ -190,6 +199,8 @@ def _softmax_and_loss(vocabulary: _Vocabulary, x: Tensor, target: Tensor) -> tup
     loss = torch.where(target == IGNORE_INDEX, 0.0, total.log() - at_target).sum()
     # An ignored token gets no gradient: its probabilities become 0, and its label is on no rank.
     factor = torch.where(target == IGNORE_INDEX, 0.0, 1.0 / total)
+    if z_loss:
+        factor *= 1.0 + 2.0 * z_loss * (highest + total.log())
     return exponentials.mul_(factor.unsqueeze(1)), loss
 
 

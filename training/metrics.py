@@ -1,7 +1,9 @@
 """The run's record: `metrics.jsonl`, one line per logged step, written by rank 0 and read by everyone else.
 
 A line has step, time, loss_nats, gradient_norm, learning_rate, tokens (all so far), tokens_per_s,
-model_flops_per_s, matmul_peak_share, data_wait_s and memory_bytes. After a resume the lines of
+model_flops_per_s, matmul_peak_share, memory_bytes, and the times of the step on rank 0: data_wait_s, compute_s,
+reduce_s and update_s. Where they matter: batch_samples, loss_scale, skipped_steps, roll_backs, and at a step without
+update `event` and `reason`; a loss that is not finite stands in the reason alone. After a resume the lines of
 steps that are done again are cut off first. Never imports torch.
 """
 
@@ -25,7 +27,7 @@ class MetricsWriter:
         cut(path, after_step)
         self._file = path.open("a", encoding="utf-8")
 
-    def write(self, step: int, **numbers: float) -> None:
+    def write(self, step: int, **numbers: float | str) -> None:
         self._file.write(json.dumps({"step": step, "time": time.time(), **numbers}) + "\n")
         self._file.flush()
 

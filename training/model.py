@@ -56,6 +56,7 @@ class TransformerStage(nn.Module):
         self.tp = tp
         self.recompute = recompute
         self.seed = seed
+        self.z_loss = 0.0
         self.is_first, self.is_last = mesh.is_first_stage, mesh.is_last_stage
         self.embedding = VocabEmbedding("embedding.word", model, tp) if self.is_first else None
         has_positions = self.is_first and model.position == "learned"
@@ -128,7 +129,7 @@ class TransformerStage(nn.Module):
             raise ValueError(f"labels are needed for {want}")
         if want == "log_probs":
             return token_log_probs(x, table.weight, labels, vocab_size=self.vocab_size, tp=self.tp)
-        return output_loss(x, table.weight, labels, vocab_size=self.vocab_size, tp=self.tp)
+        return output_loss(x, table.weight, labels, vocab_size=self.vocab_size, tp=self.tp, z_loss=self.z_loss)
 
 
 def check_length(length: int, model: ModelConfig) -> None:
@@ -145,7 +146,12 @@ def check_length(length: int, model: ModelConfig) -> None:
 
 def compute_dtype(precision: Precision) -> torch.dtype:
     """Dtype of the layers' arithmetic."""
-    return {"float32": torch.float32, "bf16": torch.bfloat16, "float64": torch.float64}[precision]
+    return {
+        "float32": torch.float32,
+        "bf16": torch.bfloat16,
+        "fp16": torch.float16,
+        "float64": torch.float64,
+    }[precision]
 
 
 def master_dtype(precision: Precision) -> torch.dtype:

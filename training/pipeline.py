@@ -20,7 +20,7 @@ from training.sharding import set_last_micro_batch
 class Engine(Protocol):
     """Runs the micro-batches of a step and leaves the gradients in the parameters."""
 
-    def run(self, inputs: Tensor, labels: Tensor, row_ids: Tensor, *, num_tokens: int) -> Tensor:
+    def run(self, inputs: Tensor, labels: Tensor, row_ids: Tensor, *, num_tokens: float) -> Tensor:
         """Run one step.
 
         Args:
@@ -48,7 +48,7 @@ class SingleStage:
     def __init__(self, stage: TransformerStage, mesh: Mesh, config: PretrainConfig) -> None:
         self.stage, self.mesh, self.config = stage, mesh, config
 
-    def run(self, inputs: Tensor, labels: Tensor, row_ids: Tensor, *, num_tokens: int) -> Tensor:
+    def run(self, inputs: Tensor, labels: Tensor, row_ids: Tensor, *, num_tokens: float) -> Tensor:
         size = self.config.micro_batch_size
         parts = list(zip(inputs.split(size), labels.split(size), row_ids.split(size), strict=True))
         total = torch.zeros((), dtype=master_dtype(self.config.precision), device=self.mesh.device)
@@ -66,7 +66,7 @@ class Pipeline:
 
     def __init__(self, stage: TransformerStage, mesh: Mesh, config: PretrainConfig) -> None:
         self.stage, self.mesh, self.config = stage, mesh, config
-        self.num_tokens = 1
+        self.num_tokens = 1.0
         x, out = _examples(mesh, config)
         pipeline_stage = PipelineStage(
             stage,
@@ -79,7 +79,7 @@ class Pipeline:
         )
         self.schedule = Schedule1F1B(pipeline_stage, config.num_micro_batches, loss_fn=self._loss, scale_grads=False)
 
-    def run(self, inputs: Tensor, labels: Tensor, row_ids: Tensor, *, num_tokens: int) -> Tensor:
+    def run(self, inputs: Tensor, labels: Tensor, row_ids: Tensor, *, num_tokens: float) -> Tensor:
         self.num_tokens = num_tokens
         self.stage.auxiliary.factor = 1.0 / num_tokens
         total = torch.zeros((), dtype=master_dtype(self.config.precision), device=self.mesh.device)
@@ -108,7 +108,7 @@ class OwnPipeline:
         self.next = None if mesh.is_last_stage else ranks[place + 1]
         self.example = _activation(mesh, config)
 
-    def run(self, inputs: Tensor, labels: Tensor, row_ids: Tensor, *, num_tokens: int) -> Tensor:
+    def run(self, inputs: Tensor, labels: Tensor, row_ids: Tensor, *, num_tokens: float) -> Tensor:
         size = self.config.micro_batch_size
         parts = list(zip(inputs.split(size), labels.split(size), row_ids.split(size), strict=True))
         total = torch.zeros((), dtype=master_dtype(self.config.precision), device=self.mesh.device)

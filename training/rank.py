@@ -5,10 +5,11 @@ In: a job file that the stage wrote. Out, from rank 0: `metrics.jsonl`, step fol
 """
 
 import json
+import math
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -126,7 +127,7 @@ def run(trainer: "Trainer", job: Job, train_source: "SampleSource", valid_source
     """Train to the end or to a request to stop, saving on the way; every rank calls it."""
     import torch.distributed as dist
 
-    from training.checkpoint import save_checkpoint
+    from training.checkpoint import roll_back, save_checkpoint
     from training.measure import matmul_peak_flops
     from training.model import compute_dtype
     from training.validation import validation_loss
@@ -138,14 +139,21 @@ def run(trainer: "Trainer", job: Job, train_source: "SampleSource", valid_source
     step: StepResult | None = None
     valid_loss: float | None = None
     training_s = 0.0
+    if config.stability.rolls_back and trainer.step == 0:
+        save_checkpoint(trainer, output, keep_last=config.keep_last)  # what the first steps can go back to
     while trainer.step < config.train_steps:
         started = time.perf_counter()
         step = trainer.train_step(train_source, wants_to_stop=request())
         training_s += time.perf_counter() - started
+        if step.outcome == "roll_back":
+            step = replace(step, reason=f"{step.reason}; the weights are those of {roll_back(trainer, output)} again")
+        if step.outcome != "updated" and recorder is not None:
+            tell(f"step {step.step} made no update: {step.reason}")
         is_end = trainer.step == config.train_steps
         if is_end and valid_source is not None:
             valid_loss = validation_loss(trainer, valid_source)
-        if recorder is not None and (is_end or trainer.step % config.log_interval == 0):
+        is_logged = is_end or trainer.step % config.log_interval == 0 or step.outcome != "updated"
+        if recorder is not None and is_logged:
             recorder.record(step, training_s, valid_loss)
         # After the record: a step that is saved is never done again, so its line must be there.
         if is_end or step.stop_requested or trainer.step % config.checkpoint_interval == 0:
@@ -167,36 +175,58 @@ class _Recorder:
         config = trainer.config
         self.trainer = trainer
         self.peak = peak
-        self.tokens_per_step = config.global_batch_size * config.seq_length
+        self.seq_length = config.seq_length
         self.flops_per_token = step_flops_per_token(config.model, config.seq_length)
         self.writer = MetricsWriter(output / METRICS, after_step=trainer.step)
-        self.since_s, self.since_step = 0.0, trainer.step
+        self.since_s, self.since_samples = 0.0, trainer.consumed_samples
         self.tokens_per_s: float | None = None
 
     def record(self, step: "StepResult", training_s: float, valid_loss: float | None) -> None:
         """Write a line; rates are means since the line before, without the time of saving and validating."""
         from training.measure import peak_memory_bytes
 
-        rate = (step.step - self.since_step) * self.tokens_per_step / (training_s - self.since_s)
-        self.since_s, self.since_step, self.tokens_per_s = training_s, step.step, rate
+        tokens = (step.consumed_samples - self.since_samples) * self.seq_length
+        rate = tokens / (training_s - self.since_s)
+        self.since_s, self.since_samples, self.tokens_per_s = training_s, step.consumed_samples, rate
         flops = rate * self.flops_per_token
-        extra = {} if valid_loss is None else {"valid_loss_nats": valid_loss}
         self.writer.write(
             step.step,
-            loss_nats=step.loss_nats,
-            gradient_norm=step.gradient_norm,
+            **_finite(loss_nats=step.loss_nats, gradient_norm=step.gradient_norm),
             learning_rate=step.learning_rate,
-            tokens=step.step * self.tokens_per_step,
+            tokens=step.consumed_samples * self.seq_length,
             tokens_per_s=rate,
             model_flops_per_s=flops,
             matmul_peak_share=flops / (self.peak * self.trainer.config.layout.world_size),
             data_wait_s=step.data_wait_s,
+            compute_s=step.compute_s,
+            reduce_s=step.reduce_s,
+            update_s=step.update_s,
             memory_bytes=peak_memory_bytes(self.trainer.mesh.device),
-            **extra,
+            **self._when_it_matters(step, valid_loss),
         )
+
+    def _when_it_matters(self, step: "StepResult", valid_loss: float | None) -> dict[str, float | str]:
+        """Fields that only some lines have."""
+        trainer, more = self.trainer, dict[str, float | str]()
+        if valid_loss is not None:
+            more["valid_loss_nats"] = valid_loss
+        if trainer.config.rampup_batch_size is not None:
+            more["batch_samples"] = step.batch_samples
+        if step.loss_scale is not None:
+            more["loss_scale"] = step.loss_scale
+        if trainer.skipped_steps:
+            more |= {"skipped_steps": trainer.skipped_steps, "roll_backs": trainer.roll_backs}
+        if step.outcome != "updated":
+            more |= {"event": step.outcome, "reason": step.reason}
+        return more
 
     def close(self) -> None:
         self.writer.close()
+
+
+def _finite(**numbers: float) -> dict[str, float]:
+    """Leave out what JSON has no number for; the line's `reason` says it."""
+    return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ def shard_stage(stage: TransformerStage, mesh: Mesh, *, precision: Precision) ->
     names = ("dp", "cp") if shard == "none" else ("dp",)
     by_columns = _fused_matrices(stage)
     policy = MixedPrecisionPolicy(
-        param_dtype=compute_dtype(precision) if precision == "bf16" else None,
+        param_dtype=compute_dtype(precision) if compute_dtype(precision) != master_dtype(precision) else None,
         reduce_dtype=master_dtype(precision),
         cast_forward_inputs=False,
     )

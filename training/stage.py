@@ -187,14 +187,21 @@ class _Follower:
             line["step"],
             total=self.settings.train_steps,
             unit="steps",
-            loss=line["loss_nats"],
-            tokens_per_s=line["tokens_per_s"],
-            gradient_norm=line["gradient_norm"],
+            **{
+                name: line[key]
+                for name, key in (
+                    ("loss", "loss_nats"),
+                    ("tokens_per_s", "tokens_per_s"),
+                    ("gradient_norm", "gradient_norm"),
+                )
+                if key in line
+            },
         )
 
 
 def _summary(settings: PretrainConfig, index: Artifact, workspace: Workspace) -> dict[str, Any]:
-    last = max(read(workspace.path / METRICS), key=lambda line: line["step"], default={})
+    lines = list(read(workspace.path / METRICS))
+    last = max(lines, key=lambda line: line["step"], default={})
     folder = step_folder_name(settings.train_steps)
     info = read_info(workspace.path / folder)
     for item in list_checkpoints(workspace.path):
@@ -217,6 +224,8 @@ def _summary(settings: PretrainConfig, index: Artifact, workspace: Workspace) ->
     for key in ("loss_nats", "valid_loss_nats", "tokens_per_s", "model_flops_per_s", "matmul_peak_share"):
         if key in last:
             summary[key] = last[key]
+    if events := [{key: line[key] for key in ("step", "event", "reason")} for line in lines if "event" in line]:
+        summary |= {"skipped_steps": last["skipped_steps"], "roll_backs": last["roll_backs"], "events": events[:100]}
     return summary
 
 

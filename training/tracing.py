@@ -6,6 +6,7 @@ from typing import Any
 from contracts.artifact import Artifact
 from contracts.errors import InputError, ShardlineError
 from contracts.store import ArtifactStore
+from training.schedules import step_samples
 
 
 def samples_of_step(run: Artifact, step: int) -> range:
@@ -14,8 +15,9 @@ def samples_of_step(run: Artifact, step: int) -> range:
     Args:
         step: From 1.
     """
-    rows = int(run.manifest.config["global_batch_size"])
-    return range((step - 1) * rows, step * rows)
+    config = run.manifest.config
+    rampup = config.get("rampup_batch_size")
+    return step_samples(step, int(config["global_batch_size"]), tuple(rampup) if rampup else None)
 
 
 def trace_samples_of(

@@ -2,33 +2,47 @@
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from contracts.errors import ShardlineError
 from training.config import PretrainConfig
-from training.data import SampleSource, read_batch, step_sample_ids
-from training.gradients import GradientFinisher, clip, local_parameters
+from training.data import Batch, Source, count_loss_tokens, read_batch, step_sample_ids
+from training.gradients import GradientFinisher, clip, local_parameters, non_finite
 from training.initialization import initialize
 from training.mesh import Mesh
 from training.model import TransformerStage, compute_dtype, master_dtype
-from training.optimizer import LocalAdamW, learning_rate
-from training.pipeline import make_engine
+from training.optimizer import LocalOptimizer
+from training.pipeline import Engine, make_engine
 from training.sharding import shard_stage
+from training.stability import Guard, LossScaler, Verdict
+
+Outcome = Literal["updated", "skipped", "roll_back"]
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """Numbers of one optimizer step, equal on every rank.
+    """Numbers of one optimizer step, equal on every rank but for its times.
 
     Args:
-        step: Number of the update, from 1.
-        loss_nats: Mean over all tokens of the global batch, before the update.
+        step: Number of the step, from 1.
+        loss_nats: Mean over the tokens of the global batch that count, before the update.
         gradient_norm: Before clipping.
         learning_rate: Used by the update.
         data_wait_s: Time this rank spent reading its rows.
         stop_requested: Some rank was asked to save and end.
+        outcome: Whether there was an update; roll_back asks the caller to load the last checkpoint.
+        reason: Why there was none.
+        consumed_samples: Samples used so far, this step's included.
+        batch_samples: Samples of this step.
+        loss_scale: Of fp16; None elsewhere.
+        compute_s: Time of forward and backward.
+        reduce_s: Time of the sums over ranks that are left, and of the norm.
+        update_s: Time of clipping and optimizer.
     """
 
     step: int
@@ -37,58 +51,170 @@ class StepResult:
     learning_rate: float
     data_wait_s: float
     stop_requested: bool = False
+    outcome: Outcome = "updated"
+    reason: str = ""
+    consumed_samples: int = 0
+    batch_samples: int = 0
+    loss_scale: float | None = None
+    compute_s: float = 0.0
+    reduce_s: float = 0.0
+    update_s: float = 0.0
 
 
 class Trainer:
-    """The state of a run on one rank; `step` and `consumed_samples` are its whole position."""
+    """The state of a run on one rank; `step` and `consumed_samples` are its whole position in the data.
+
+    Attributes:
+        step: Steps done; each used up a batch, whether or not it made an update.
+        consumed_samples: Samples used up.
+        updates: Updates that the weights have seen; fewer than `step` after skips and roll-backs.
+        skipped_steps: Steps that made no update.
+        roll_backs: Times that the weights of a checkpoint came back.
+    """
 
     def __init__(self, config: PretrainConfig, mesh: Mesh) -> None:
         self.config = config
         self.mesh = mesh
         self.stage = build_stage(config, mesh)
         self.parameters = local_parameters(self.stage)
-        self.optimizer = LocalAdamW(self.parameters, config.optimizer)
+        self.optimizer = LocalOptimizer(self.parameters, config.optimizer, mesh)
         self.engine = make_engine(self.stage, mesh, config)
         self.finisher = GradientFinisher(self.parameters, mesh, tied=config.model.tied_embeddings)
+        self.schedule = config.schedule
+        self.guard = Guard(config.stability)
+        self.scaler = LossScaler(config.loss_scale) if config.precision == "fp16" else None
         self.step = 0
         self.consumed_samples = 0
+        self.updates = 0
+        self.skipped_steps = 0
+        self.roll_backs = 0
+        self._engines: dict[int, Engine] = {}
 
-    def train_step(self, source: SampleSource, *, wants_to_stop: bool = False) -> StepResult:
+    def train_step(self, source: Source, *, wants_to_stop: bool = False) -> StepResult:
         """Take the next global batch from `source` and update the parameters.
 
         Raises:
-            ShardlineError: The loss or the gradient is not finite; nothing was updated.
+            ShardlineError: The loss or the gradient is not finite, or spikes, and the policy is to stop;
+                nothing was updated.
         """
-        config = self.config
-        started = time.perf_counter()
-        sample_ids = step_sample_ids(self.consumed_samples, config, self.mesh.rank("dp"))
-        batch = read_batch(source, sample_ids, self.mesh.device)
-        data_wait_s = time.perf_counter() - started
-        num_tokens = config.global_batch_size * config.seq_length
-        loss_share = self.engine.run(batch.inputs, batch.labels, batch.row_ids, num_tokens=num_tokens)
+        clock = _Clock(self.mesh.device)
+        rows = self.config.batch_rows(self.consumed_samples)
+        batch = self._read(source, rows)
+        data_wait_s = clock.lap()
+        scale = self.scaler.scale if self.scaler is not None else 1.0
+        num_tokens = count_loss_tokens(batch, self.mesh)
+        scaled_tokens = num_tokens if scale == 1.0 else num_tokens / scale
+        loss_share = self._engine(rows).run(batch.inputs, batch.labels, batch.row_ids, num_tokens=scaled_tokens)
+        compute_s = clock.lap()
         gradients = self.finisher.finish()
         norm, loss_sum, stops = self.finisher.agree(gradients, loss_share, wants_to_stop=wants_to_stop)
-        self._check_finite(loss_sum / num_tokens, norm)
-        clip(gradients, norm, config.optimizer.clip_grad)
-        lr = learning_rate(self.step + 1, config.optimizer, config.train_steps)
-        self.optimizer.step(gradients, lr)
+        norm, loss_nats = norm / scale, loss_sum / num_tokens
+        reduce_s = clock.lap()
+        verdict = self._verdict(loss_nats, norm)
+        if verdict.action == "stop":
+            raise self._stopped(verdict, gradients, loss_share)
+        position = self.schedule.position(self.step + 1, self.consumed_samples + rows)
+        lr = self.schedule.learning_rate(position)
+        if verdict.action == "update":
+            clip(gradients, norm, self.config.optimizer.clip_grad, loss_scale=scale)
+            self.optimizer.step(gradients, lr, self.schedule.weight_decay(position))
+            self.updates += 1
+        else:
+            self.skipped_steps += 1
         self._clear_gradients()
         self.step += 1
-        self.consumed_samples += config.global_batch_size
-        return StepResult(self.step, loss_sum / num_tokens, norm, lr, data_wait_s, stops)
+        self.consumed_samples += rows
+        return StepResult(
+            self.step,
+            loss_nats,
+            norm,
+            lr,
+            data_wait_s,
+            stops,
+            outcome={"update": "updated", "skip": "skipped"}.get(verdict.action, "roll_back"),  # type: ignore[arg-type]
+            reason=verdict.reason,
+            consumed_samples=self.consumed_samples,
+            batch_samples=rows,
+            loss_scale=None if self.scaler is None else scale,
+            compute_s=compute_s,
+            reduce_s=reduce_s,
+            update_s=clock.lap(),
+        )
 
-    def _check_finite(self, loss_nats: float, norm: float) -> None:
-        if math.isfinite(loss_nats) and math.isfinite(norm):
-            return
-        raise ShardlineError(
-            f"Step {self.step + 1}: the loss is {loss_nats:g} nats and the gradient norm {norm:g}, so "
-            f"no update was made. Lower optimizer.lr (now up to {self.config.optimizer.lr:g}), lengthen "
-            "optimizer.warmup_steps, or set optimizer.clip_grad. The last checkpoint stays."
+    def _read(self, source: Source, rows: int) -> Batch:
+        ids = step_sample_ids(self.consumed_samples, rows, dp_rank=self.mesh.rank("dp"), dp_size=self.mesh.size("dp"))
+        return read_batch(source, ids, self.mesh.device)
+
+    def _engine(self, rows: int) -> Engine:
+        """Return the engine for batches of `rows`: a pipeline's schedule has a fixed number of micro-batches."""
+        if rows == self.config.global_batch_size or self.mesh.size("pp") == 1:
+            return self.engine
+        if rows not in self._engines:
+            config = self.config.model_copy(update={"global_batch_size": rows, "rampup_batch_size": None})
+            self._engines = {rows: make_engine(self.stage, self.mesh, config)}
+        return self._engines[rows]
+
+    def _verdict(self, loss_nats: float, norm: float) -> Verdict:
+        if self.scaler is None:
+            return self.guard.judge(loss_nats, norm)
+        if math.isfinite(loss_nats) and not math.isfinite(norm) and self.scaler.can_fall:
+            self.scaler.on_overflow()
+            return Verdict("skip", f"gradients overflowed; the loss scale is now {self.scaler.scale:g}")
+        verdict = self.guard.judge(loss_nats, norm)
+        if verdict.action == "update":
+            self.scaler.on_update()
+        return verdict
+
+    def _stopped(self, verdict: Verdict, gradients: list[Tensor], loss_share: Tensor) -> ShardlineError:
+        where = non_finite(self.parameters, gradients, loss_share)
+        return ShardlineError(
+            f"Step {self.step + 1}: {verdict.reason}, so no update was made{where}. "
+            f"Lower optimizer.lr (now up to {self.config.optimizer.lr:g}), lengthen optimizer.warmup_steps, set "
+            "optimizer.clip_grad, or let stability.on_nonfinite or on_spike skip or roll_back. "
+            "The last checkpoint stays."
         )
 
     def _clear_gradients(self) -> None:
         for parameter in self.parameters:
             parameter.sharded.grad = None
+
+    def extra_state(self) -> dict[str, Any]:
+        """What a checkpoint must hold besides tensors, step and samples; empty for an undisturbed run."""
+        state: dict[str, Any] = {}
+        if self.updates != self.step:
+            counts = {"skipped_steps": self.skipped_steps, "roll_backs": self.roll_backs}
+            state |= {"updates": self.updates, **counts}
+        if guard := self.guard.state():
+            state["guard"] = guard
+        if self.scaler is not None:
+            state["loss_scale"] = self.scaler.state()
+        return state
+
+    def load_extra_state(self, state: Mapping[str, Any], *, step: int, consumed_samples: int) -> None:
+        """Take over a checkpoint's position and what `extra_state` returned."""
+        self.step, self.consumed_samples = step, consumed_samples
+        self.updates = int(state.get("updates", step))
+        self.skipped_steps = int(state.get("skipped_steps", 0))
+        self.roll_backs = int(state.get("roll_backs", 0))
+        self.guard.load(state.get("guard", {}))
+        if self.scaler is not None and "loss_scale" in state:
+            self.scaler.load(state["loss_scale"])
+        self.optimizer.set_step(self.updates)
+
+
+class _Clock:
+    """Seconds between laps; on a GPU the work that was started counts."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._last = time.perf_counter()
+
+    def lap(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        now = time.perf_counter()
+        passed, self._last = now - self._last, now
+        return passed
 
 
 def build_stage(config: PretrainConfig, mesh: Mesh, *, initialized: bool = True) -> TransformerStage:
@@ -104,6 +230,7 @@ def build_stage(config: PretrainConfig, mesh: Mesh, *, initialized: bool = True)
         recompute=config.recompute,
         seed=config.seed,
     )
+    stage.z_loss = config.z_loss
     if initialized:
         initialize(stage, config.seed)
     stage.to(device=mesh.device, dtype=master_dtype(config.precision))

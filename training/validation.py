@@ -4,25 +4,27 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
-from training.data import SampleSource, read_batch, step_sample_ids
+from training.config import IGNORE_INDEX
+from training.data import Source, read_batch, step_sample_ids
 from training.model import compute_dtype
 from training.scoring import Scorer
 from training.trainer import Trainer
 
 
-def validation_loss(trainer: Trainer, source: SampleSource) -> float:
+def validation_loss(trainer: Trainer, source: Source) -> float:
     """Mean loss in nats over `valid_batches` global batches, the same rows at every call and layout."""
     config, mesh = trainer.config, trainer.mesh
     scorer = Scorer(trainer.stage, mesh, dtype=compute_dtype(config.precision))
     sums = torch.zeros(2, dtype=torch.float64, device=mesh.device)
+    rows = config.global_batch_size
     for number in range(config.valid_batches):
-        ids = step_sample_ids(number * config.global_batch_size, config, mesh.rank("dp"))
+        ids = step_sample_ids(number * rows, rows, dp_rank=mesh.rank("dp"), dp_size=mesh.size("dp"))
         batch = read_batch(source, ids, mesh.device)
         size = config.micro_batch_size
         for inputs, labels in zip(batch.inputs.split(size), batch.labels.split(size), strict=True):
             log_probs, _ = scorer.log_probs(inputs, labels)
             sums[0] -= log_probs.double().sum()
-            sums[1] += labels.numel()
+            sums[1] += (labels != IGNORE_INDEX).sum()
     # A pass without backward leaves the parameters gathered; the next update would not reach that copy.
     for module in trainer.stage.modules():
         if isinstance(module, FSDPModule):

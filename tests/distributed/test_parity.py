@@ -155,8 +155,8 @@ def test_lower_precision_stays_near_float64(
 def test_rows_of_a_step_do_not_depend_on_data_parallelism(tmp_path: Path) -> None:
     from training.data import step_sample_ids
 
-    one = step_sample_ids(16, tiny_config("gpt2"), 0)
-    two = [step_sample_ids(16, tiny_config("gpt2", (1, 1, 2)), rank) for rank in (0, 1)]
+    one = step_sample_ids(16, 8, dp_rank=0, dp_size=1)
+    two = [step_sample_ids(16, 8, dp_rank=rank, dp_size=2) for rank in (0, 1)]
 
     assert [*two[0], *two[1]] == list(one) == list(range(16, 24))
     assert PatternSource().tokens(one).shape == (8, 33)

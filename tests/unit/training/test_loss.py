@@ -72,3 +72,19 @@ def test_log_probs_of_targets_and_whether_they_are_greedy() -> None:
 
     torch.testing.assert_close(log_probs, torch.where(counts, expected, 0.0), rtol=1e-12, atol=1e-13)
     assert torch.equal(is_greedy, counts & (logits.argmax(-1) == labels))
+
+
+def test_the_z_loss_enters_the_gradient_and_not_the_value() -> None:
+    hidden, weight, labels = _case()
+    logits = (hidden @ weight[:37].t()).transpose(0, 1).flatten(0, 1)
+    counts = labels.flatten() != IGNORE_INDEX
+    entropy = F.cross_entropy(logits, labels.flatten(), reduction="sum", ignore_index=IGNORE_INDEX)
+    z_loss = 0.03 * (logits.logsumexp(-1).square() * counts).sum()
+    wanted = torch.autograd.grad(entropy + z_loss, (hidden, weight))
+
+    loss = output_loss(hidden, weight, labels, vocab_size=37, tp=ONE, z_loss=0.03)
+    found = torch.autograd.grad(loss, (hidden, weight))
+
+    torch.testing.assert_close(loss, entropy, rtol=1e-13, atol=0)
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-12)

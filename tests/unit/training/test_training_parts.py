@@ -16,18 +16,18 @@ from training.estimate import estimate
 from training.flops import parameter_count, step_flops_per_token
 from training.initialization import initial_tensor
 from training.metrics import LastLine, MetricsWriter, cut, read
-from training.optimizer import learning_rate
 from training.parameters import stage_layers, stored_parameters
 from training.safe_pickle import read_dcp_metadata
+from training.schedules import Schedule
 
 
 def test_the_learning_rate_rises_linearly_and_falls_as_a_cosine() -> None:
-    config = OptimizerConfig(lr=1.0, min_lr=0.1, warmup_steps=10)
+    schedule = Schedule(OptimizerConfig(lr=1.0, min_lr=0.1, warmup_steps=10), 110)
 
-    assert [learning_rate(step, config, 110) for step in (1, 5, 10)] == [0.1, 0.5, 1.0]
-    assert learning_rate(60, config, 110) == pytest.approx(0.55)
-    assert learning_rate(110, config, 110) == 0.1
-    assert learning_rate(500, config, 110) == 0.1
+    assert [schedule.learning_rate(step) for step in (1, 5, 10)] == [0.1, 0.5, 1.0]
+    assert schedule.learning_rate(60) == pytest.approx(0.55)
+    assert schedule.learning_rate(110) == 0.1
+    assert schedule.learning_rate(500) == 0.1
 
 
 def test_layers_are_dealt_evenly_and_in_order() -> None:
