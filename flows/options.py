@@ -43,6 +43,15 @@ OutputOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object for programs instead of text.")]
 
+ModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        help="Sizes of a published model, such as pythia-160m; an unknown name lists them. -s wins over it.",
+        metavar="NAME",
+    ),
+]
+
 TrackOption = Annotated[bool, typer.Option("--track/--no-track", help="Record the run in MLflow.")]
 
 

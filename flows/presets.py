@@ -7,6 +7,7 @@ from pathlib import Path
 from contracts.configuration import Settings, settings_in
 from contracts.errors import ConfigError
 from contracts.files import write_atomically
+from flows.model_presets import with_model
 from flows.pipeline import PipelineConfig
 
 _HERE = Path(__file__).resolve().parent
@@ -20,8 +21,11 @@ def presets() -> dict[str, Path]:
     return {}
 
 
-def write_preset(folder: Path, name: str) -> Path:
+def write_preset(folder: Path, name: str, *, model: str | None = None) -> Path:
     """Write a preset as `pipeline.yaml` into a folder, with its schema beside it.
+
+    Args:
+        model: Name of a published model to take in place of the preset's.
 
     Raises:
         ConfigError: The preset does not exist, or there is a pipeline.yaml already.
@@ -34,6 +38,7 @@ def write_preset(folder: Path, name: str) -> Path:
         raise ConfigError(f"{path} exists already. Choose another folder, or remove it first.")
     text = known[name].read_text(encoding="utf-8").replace(f"{name}.yaml", "pipeline.yaml")
     text = re.sub(r"^store: \.\./\S+( +#.*)?$", r"store: store\1", text, flags=re.MULTILINE)
+    text = with_model(text, model) if model is not None else text
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "pipeline.schema.json", json.dumps(schema(), indent=1) + "\n")
     write_atomically(path, text)

@@ -10,7 +10,7 @@ import typer
 from contracts.artifact import Artifact
 from contracts.errors import ShardlineError
 from contracts.store import ArtifactStore
-from flows.options import JsonOption, SetOption, headline, show, tell_rejected
+from flows.options import JsonOption, ModelOption, SetOption, headline, show, tell_rejected
 
 FileArgument = Annotated[Path, typer.Argument(help="Pipeline file, as `shardline init` writes it.", metavar="FILE")]
 Names = list[str] | None
@@ -29,6 +29,7 @@ def register(app: typer.Typer) -> None:
 def init(
     folder: Annotated[Path, typer.Argument(help="Folder to write into; made if absent.", metavar="DIR")] = Path(),
     preset: Annotated[str, typer.Option(help="Which chain to start from; an unknown name lists them.")] = "demo",
+    model: ModelOption = None,
 ) -> None:
     """Write a commented pipeline.yaml, with its JSON schema beside it for editors.
 
@@ -36,7 +37,7 @@ def init(
     """
     from flows.presets import write_preset
 
-    path = write_preset(folder, preset)
+    path = write_preset(folder, preset, model=model)
     print(f"wrote {path} and {path.parent / 'pipeline.schema.json'}")
     print(f"next: edit it, then  shardline plan {path}  and  shardline run {path}")
 

@@ -13,6 +13,7 @@ from contracts.store import ArtifactStore
 from flows.options import (
     ConfigOption,
     JsonOption,
+    ModelOption,
     OutputOption,
     SetOption,
     StoreOption,
@@ -38,6 +39,7 @@ def register(app: typer.Typer) -> None:
 
 def pretrain(
     dataset: Datasets = None,
+    model: ModelOption = None,
     nproc: Annotated[
         int | None, typer.Option(help="Ranks to start; sets layout.data_parallel so that the degrees fill them.")
     ] = None,
@@ -52,11 +54,13 @@ def pretrain(
 
     Example: [bold]shardline pretrain --dataset dataset --config model.yaml -s train_steps=500 --output run[/bold]
     """
+    from flows.model_presets import model_overrides
     from training.config import PretrainConfig
     from training.stage import PRETRAIN
 
     where = store_at(store, output)
     inputs, paths = datasets_among(dataset, where)
+    overrides = [*model_overrides(model), *(overrides or ())]
     settings = settings_of(PretrainConfig, "pretrain", config, overrides, {"datasets": paths})
     if nproc is not None:
         layout = settings.layout
@@ -66,7 +70,7 @@ def pretrain(
                 f"--nproc {nproc} is not divisible by layout.tensor_parallel x layout.pipeline_parallel ({others}). "
                 f"Start a multiple of {others} ranks."
             )
-        more = [*(overrides or ()), f"layout.data_parallel={nproc // others}"]
+        more = [*overrides, f"layout.data_parallel={nproc // others}"]
         settings = settings_of(PretrainConfig, "pretrain", config, more, {"datasets": paths})
     hints = [
         "next: shardline inspect {path}",

@@ -8,7 +8,7 @@ import typer
 
 from contracts.errors import ConfigError
 from contracts.store import ArtifactStore
-from flows.options import ConfigOption, JsonOption, SetOption, StoreOption, show, store_at
+from flows.options import ConfigOption, JsonOption, ModelOption, SetOption, StoreOption, show, store_at
 from flows.references import artifact_at
 
 Reference = Annotated[str, typer.Argument(help="Path, artifact name, or prefix of a fingerprint.", metavar="REF")]
@@ -180,6 +180,7 @@ def estimate(
     file: Annotated[
         Path | None, typer.Argument(help="Pipeline file, or a file of pretrain settings.", metavar="FILE")
     ] = None,
+    model: ModelOption = None,
     vocab_size: Annotated[
         int | None, typer.Option(help="Vocabulary, where the file leaves it to the tokenizer.")
     ] = None,
@@ -189,13 +190,19 @@ def estimate(
 ) -> None:
     """Estimate parameters, memory per rank, FLOPs per token, pipeline bubble and time of a training run.
 
+    With --model alone, a published model at the layout of its file.
+
     Example: [bold]shardline estimate my-run/pipeline.yaml -s pretrain.layout.tensor_parallel=4[/bold]
     """
+    from flows.model_presets import model_overrides, model_preset
     from flows.options import settings_of
     from training.config import PretrainConfig, with_vocab_size
     from training.estimate import estimate as estimated
 
     path = file or config
+    if path is None and model is not None:
+        path = model_preset(model)
+    overrides = [*model_overrides(model), *(overrides or ())]
     settings = settings_of(PretrainConfig, "pretrain", path, overrides, {})
     if settings.model.vocab_size is None:
         size = vocab_size or _vocab_size_in(path)
