@@ -1,8 +1,8 @@
 """Duplicates among all documents of a corpus: which ones stay, in bounded memory.
 
 Documents are numbered in corpus order; of equal or similar ones the first stays. Digests and
-bands of signatures are sorted, at most GROUP_DOCUMENTS of them at a time: about 350 MB, and 16 bytes for every
-document besides. Candidates of a band are compared by their whole signatures; those that are
+bands of signatures are sorted, at most GROUP_DOCUMENTS of them at a time: about 250 MB, and at most 48 bytes for
+every document besides. Candidates of a band are compared by their whole signatures; those that are
 similar enough are joined to clusters, so that a document may be similar to the one that stays only by way
 of others.
 """
@@ -18,7 +18,7 @@ from preprocessing.cleaning.config import MinHashConfig
 from preprocessing.cleaning.ngrams import Keys
 from preprocessing.cleaning.signatures import NO_WORDS, Signatures, band_keys
 
-GROUP_DOCUMENTS = 2**23
+GROUP_DOCUMENTS = 2**22
 ROWS_AT_ONCE = 2**14  # signatures in memory at a time
 MAX_LEADERS = 16  # documents of one group that the others are compared with; bounds the time of a huge group
 KEPT = -1

@@ -98,7 +98,9 @@ def _gopher_quality(text: str, words: Sequence[str]) -> str | None:
         return "gopher: too many bullet lines"
     if sum(line.endswith(_ELLIPSES) for line in lines) > MAX_ELLIPSIS_LINES * len(lines):
         return "gopher: too many lines end in an ellipsis"
-    if sum(any(map(str.isalpha, word)) for word in words) < MIN_ALPHABETIC_WORDS * len(words):
+    enough = MIN_ALPHABETIC_WORDS * len(words)
+    # Words of letters alone are counted first: mostly they are enough, and that is ten times as fast.
+    if sum(map(str.isalpha, words)) < enough and sum(any(map(str.isalpha, word)) for word in words) < enough:
         return "gopher: too few words with a letter"
     if len(STOP_WORDS.intersection(map(str.lower, words))) < MIN_STOP_WORDS:
         return "gopher: fewer than two stop words"
@@ -184,9 +186,16 @@ def _occurring_twice(
     return _Ngrams(starts[keep], codes[keep])
 
 
+class _Numbered(dict[str, int]):
+    """Numbers words in the order in which they are met."""
+
+    def __missing__(self, word: str) -> int:
+        self[word] = len(self)
+        return self[word]
+
+
 def _gopher_ngrams(words: Sequence[str]) -> str | None:
-    numbers: dict[str, int] = {}
-    ids = np.fromiter((numbers.setdefault(word, len(numbers)) for word in words), np.int64, len(words))
+    ids = np.fromiter(map(_Numbered().__getitem__, words), np.int64, len(words))
     before = np.concatenate([[0], np.cumsum(np.fromiter(map(len, words), np.int64, len(words)))])
     characters = int(before[-1])
     found = _occurring_twice(np.arange(len(ids) - 1), ids[:-1], ids[1:])

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import sys
 
 import numpy as np
 import pytest
@@ -137,4 +138,11 @@ def test_another_algorithm_of_the_library_is_refused(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(signatures, "ALGORITHM", 99)
 
     with pytest.raises(ConfigError, match=r"algorithm 2.*Install shardline\[clean\]"):
+        Signer(CONFIG)
+
+
+def test_without_the_package_the_cure_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "rensa", None)
+
+    with pytest.raises(ConfigError, match=r"clean\.minhash needs the package rensa\. Install shardline\[clean\]"):
         Signer(CONFIG)

@@ -18,6 +18,7 @@ from preprocessing.cleaning.personal import EMAIL, IPV4, IPV6, mask_personal_dat
             "ping 8.8.8.8. Then (1.1.1.1), 9.9.9.9:53 and 8.8.4.4/32",
             f"ping {IPV4}. Then ({IPV4}), {IPV4}:53 and {IPV4}/32",
         ),
+        ("8.8.8.8 ip:8.8.4.4 在9.9.9.9。", f"{IPV4} ip:{IPV4} 在{IPV4}。"),
         ("from 8.8.8.8-8.8.4.4", f"from {IPV4}-{IPV4}"),
         ("see 2001:4860:4860::8888. [2606:4700:4700::1111]:443", f"see {IPV6}. [{IPV6}]:443"),
         ("2a00:1450:4001:0828:0000:0000:0000:200e is it", f"{IPV6} is it"),
