@@ -1,5 +1,6 @@
 """The clean stage: planted documents are found and no others, whatever the workers, and all are accounted for."""
 
+import gzip
 import json
 import os
 import random
@@ -8,6 +9,9 @@ import sys
 import time
 from pathlib import Path
 
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import zstandard
 from cleaning_corpora import PASSAGE, dropped, everything, kept, planted, prose, run_clean, write_lines
@@ -137,7 +141,7 @@ def _clean_and_die(settings: dict[str, object], output: Path, number: int, is_af
     run_clean(settings, output)
 
 
-@pytest.mark.parametrize("number", [12, 40, 75, 110, 140, 160, 175, 190])
+@pytest.mark.parametrize("number", [12, 40, 75, 110, 150, 180, 210, 240, 262, 268])
 def test_a_killed_run_goes_on_and_gives_the_same(tmp_path: Path, evaluation: Path, number: int):
     source = write_lines(tmp_path / "a.jsonl", planted(count=20)[0])
     settings = everything(sources=[str(source)], part_bytes=10_000, **evaluated(evaluation))
@@ -315,3 +319,51 @@ def test_a_pipeline_trains_its_tokenizer_on_what_is_left(tmp_path: Path, capsys:
     assert (ran.code, planned.code) == (0, 0), ran.err
     dataset = read_artifact(next((tmp_path / "store" / "dataset").glob(f"chain-{'?' * 12}")))
     assert dataset.manifest.inputs["corpus"].path.startswith("corpus/chain-clean-")
+
+
+def test_one_long_stream_is_fed_to_several_workers(tmp_path: Path):
+    documents, expected = planted()
+    plain = write_lines(tmp_path / "a.jsonl", documents)
+    packed = tmp_path / "a.jsonl.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes(), mtime=0))
+    settings = everything(sources=[str(packed)])
+
+    alone, two = (run_clean({**settings, "workers": n}, tmp_path / str(n)) for n in (None, 2))
+
+    assert alone.manifest.content == two.manifest.content
+    assert len(dropped(two)) == sum(step != "decontamination" for step in expected.values())
+
+
+def test_rows_of_parquet_are_cleaned_as_lines_are(tmp_path: Path):
+    documents, expected = planted()
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": documents}), path, row_group_size=20)
+    settings = everything(sources=[str(path)], part_bytes=4_000, workers=2)
+
+    corpus = run_clean(settings, tmp_path / "out")
+
+    found = {row["line"] - 1: row["step"] for row in dropped(corpus)}
+    assert found == {number: step for number, step in expected.items() if step != "decontamination"}
+    assert len(list((corpus.path / "train").iterdir())) > 1
+
+
+@pytest.mark.parametrize(("ngram", "max_share", "is_left_out"), [(13, 0, True), (13, 0.5, False), (8, 0.05, True)])
+def test_a_share_of_ngrams_can_be_allowed(
+    tmp_path: Path, evaluation: Path, ngram: int, max_share: float, is_left_out: bool
+):
+    good = prose(random.Random(2))
+    source = write_lines(tmp_path / "a.jsonl", [f"{good}\n{PASSAGE}", good])
+    settings = {"sources": [str(source)], **evaluated(evaluation), "ngram": ngram, "max_share": max_share}
+
+    corpus = run_clean(settings, tmp_path / "out")
+
+    assert [row["reason"] for row in dropped(corpus)] == [f"{ngram}-grams of questions.jsonl"] * is_left_out
+
+
+def test_a_source_in_memory_is_cleaned(tmp_path: Path):
+    file_system = fsspec.filesystem("memory")
+    file_system.pipe("/clean/a.jsonl", write_lines(tmp_path / "a.jsonl", [prose(random.Random(1))] * 2).read_bytes())
+
+    corpus = run_clean({"sources": ["memory://clean/a.jsonl"], "exact": True, "workers": 2}, tmp_path / "out")
+
+    assert (corpus.summary["documents"], corpus.summary["filtered"]) == (1, 1)
