@@ -118,6 +118,12 @@ class PretrainConfig(Settings):
     stop_grace_s: PositiveInt = execution(
         120, description="Seconds that ranks get to save when the run is interrupted, before they are ended."
     )
+    hang_timeout_s: int = execution(
+        1200,
+        ge=0,
+        description="When no rank gets on for so many seconds, the stacks of all are written to logs/rank-*.stacks and "
+        "the run ends; longer than the longest step, save or start. 0 waits for ever.",
+    )
     timeout_s: PositiveInt = execution(1800, description="Seconds a rank waits for its peers before it gives up.")
 
     @model_validator(mode="after")

@@ -23,17 +23,22 @@ from typing import Any, NoReturn
 
 from contracts.errors import ConfigError, InputError, ShardlineError
 from contracts.json_text import parse_json
+from training.watching import LOG_DIR_VARIABLE, Watch, announce, clear, say_ended
 
 _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.2
 _TERMINATE_S = 35.0  # torchrun itself waits 30 s between asking its ranks to end and killing them
 _RANKS_PER_CORE = 16  # a larger layout is meant for more machines, or a slip of the pen
-LOG_DIR_VARIABLE = "SHARDLINE_LOG_DIR"
 NOTES = "notes.txt"
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class _Terminated(BaseException):
-    """SIGTERM reached the launcher."""
+    """SIGTERM, or the SIGUSR1 that cluster managers send before time is up, reached the launcher."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
 
 
 def run_ranks(
@@ -45,6 +50,7 @@ def run_ranks(
     threads_per_rank: int = 0,
     stop_file: Path | None = None,
     grace_s: float = 60.0,
+    hang_timeout_s: float | None = None,
     on_poll: Callable[[], None] | None = None,
     on_note: Callable[[str], None] | None = None,
 ) -> None:
@@ -57,19 +63,22 @@ def run_ranks(
         threads_per_rank: CPU threads of a rank; 0 shares the cores evenly.
         stop_file: Made when the launcher is interrupted, to ask the ranks to save and end.
         grace_s: Time they get for that.
+        hang_timeout_s: When no rank gives a sign of life (`watching.Beat`) for so long, the stacks of all
+            are written and all are ended; None waits for ever.
         on_poll: Called a few times a second while the ranks run, and once after they ended.
         on_note: Is given what ranks say with `tell`.
 
     Raises:
         ConfigError: There are far more ranks than this machine can carry.
-        ShardlineError: A rank failed; has its message, or its last line, and the log's path. The
-            kind of error is that of the rank.
+        ShardlineError: A rank failed, was killed, or all hang; has its message, or its last line, and the
+            log's path. The kind of error is that of the rank.
     """
     _require_cores(nproc)
     _prepare_logs(log_dir)
     if stop_file is not None:
         stop_file.unlink(missing_ok=True)
     notes = _Notes(log_dir / NOTES, on_note)
+    watch = Watch(log_dir, hang_timeout_s)
 
     def look() -> None:
         notes.pass_on()
@@ -87,10 +96,10 @@ def run_ranks(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        _wait(process, look, stop_file, grace_s, on_note)
+        _wait(process, watch, look, stop_file, grace_s, on_note)
     look()
     if process.returncode != 0:
-        raise _failure(log_dir, process.returncode)
+        raise _failure(log_dir, process.returncode, watch)
 
 
 def _require_cores(nproc: int) -> None:
@@ -104,6 +113,7 @@ def _require_cores(nproc: int) -> None:
 
 def _wait(
     process: subprocess.Popen[bytes],
+    watch: Watch,
     look: Callable[[], None],
     stop_file: Path | None,
     grace_s: float,
@@ -111,7 +121,7 @@ def _wait(
 ) -> None:
     """Wait for the ranks, looking at what they leave; whatever happens meanwhile, none of them is left behind."""
     try:
-        while process.poll() is None:
+        while process.poll() is None and not watch.is_over():
             look()
             time.sleep(_POLL_S)
     except BaseException:
@@ -160,16 +170,18 @@ def _termination_as_exception() -> Iterator[None]:
         yield
         return
 
-    def terminate(_number: int, _frame: FrameType | None) -> NoReturn:
-        raise _Terminated
+    def terminate(number: int, _frame: FrameType | None) -> NoReturn:
+        raise _Terminated(number)
 
-    signal.signal(signal.SIGTERM, terminate)
+    for number in STOP_SIGNALS:
+        signal.signal(number, terminate)
     try:
         yield
-    except _Terminated:
-        raise SystemExit(128 + signal.SIGTERM) from None
+    except _Terminated as request:
+        raise SystemExit(128 + request.number) from None
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _environment(nproc: int, threads_per_rank: int, log_dir: Path) -> dict[str, str]:
@@ -190,6 +202,7 @@ def _prepare_logs(log_dir: Path) -> None:
         path.replace(path.with_suffix(".log.1"))
     for path in (*log_dir.glob("rank-*.error.json"), log_dir / NOTES):
         path.unlink(missing_ok=True)
+    clear(log_dir)
 
 
 def _stop(process: subprocess.Popen[bytes], stop_file: Path | None, grace_s: float) -> None:
@@ -212,12 +225,15 @@ def _kill_session(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _failure(log_dir: Path, returncode: int) -> ShardlineError:
-    """Make one error of what the ranks wrote down: the user's mistakes first, then the earliest."""
+def _failure(log_dir: Path, returncode: int, watch: Watch) -> ShardlineError:
+    """Make one error of what the ranks wrote down: the user's mistakes first, then a death, then the earliest."""
     records = []
     for path in sorted(log_dir.glob("rank-*.error.json")):
         with contextlib.suppress(OSError, ValueError):
             records.append(parse_json(path.read_text(encoding="utf-8")))
+    is_known = any(record["kind"] is not None for record in records)
+    if not is_known and (seen := watch.error()) is not None:
+        return seen
     if not records:
         how = f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
         return ShardlineError(
@@ -246,6 +262,9 @@ def rank_main(main: Callable[[list[str]], Any]) -> NoReturn:
     it, and then a rank that did all its work and left it on the disk would count as failed.
     """
     code = _run_rank(main)
+    if folder := os.environ.get(LOG_DIR_VARIABLE):
+        with contextlib.suppress(OSError):
+            say_ended(Path(folder), os.environ.get("RANK", "0"), code)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
@@ -257,7 +276,8 @@ def _run_rank(main: Callable[[list[str]], Any]) -> int:
     rank = os.environ.get("RANK", "0")
     folder = os.environ.get(LOG_DIR_VARIABLE)
     log = Path(folder) / f"rank-{rank}.log" if folder else None
-    if log is not None:
+    if folder is not None and log is not None:
+        announce(Path(folder), rank)
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)

@@ -18,8 +18,9 @@ from contracts.json_text import parse_json
 from training.config import PretrainConfig
 from training.device import choose_device, ranks_here
 from training.flops import step_flops_per_token
-from training.launch import rank_main, tell
+from training.launch import STOP_SIGNALS, rank_main, tell
 from training.metrics import METRICS, MetricsWriter
+from training.watching import Beat
 
 if TYPE_CHECKING:
     from training.data import SampleSource
@@ -65,13 +66,14 @@ class Result:
 
 
 class _StopRequest:
-    """Whether this rank was asked to save and end: by SIGTERM, or (rank 0 looks) by the stop file."""
+    """Whether this rank was asked to save and end: by SIGTERM or SIGUSR1, or (rank 0 looks) by the stop file."""
 
     def __init__(self, stop_file: Path, *, looks: bool) -> None:
         self._file = stop_file
         self._looks = looks
         self._signalled = False
-        signal.signal(signal.SIGTERM, self._on_signal)
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._on_signal)
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         self._signalled = True
@@ -135,6 +137,7 @@ def run(trainer: "Trainer", job: Job, train_source: "SampleSource", valid_source
     config, output = trainer.config, Path(job.output)
     peak = matmul_peak_flops(trainer.mesh.device, compute_dtype(config.precision))
     recorder = _Recorder(trainer, output, peak) if dist.get_rank() == 0 else None
+    beat = Beat()
     request = _StopRequest(Path(job.stop_file), looks=dist.get_rank() == 0)
     step: StepResult | None = None
     valid_loss: float | None = None
@@ -142,6 +145,7 @@ def run(trainer: "Trainer", job: Job, train_source: "SampleSource", valid_source
     if config.stability.rolls_back and trainer.step == 0:
         save_checkpoint(trainer, output, keep_last=config.keep_last)  # what the first steps can go back to
     while trainer.step < config.train_steps:
+        beat(f"training step {trainer.step + 1}")
         started = time.perf_counter()
         step = trainer.train_step(train_source, wants_to_stop=request())
         training_s += time.perf_counter() - started
@@ -151,12 +155,14 @@ def run(trainer: "Trainer", job: Job, train_source: "SampleSource", valid_source
             tell(f"step {step.step} made no update: {step.reason}")
         is_end = trainer.step == config.train_steps
         if is_end and valid_source is not None:
+            beat("validating")
             valid_loss = validation_loss(trainer, valid_source)
         is_logged = is_end or trainer.step % config.log_interval == 0 or step.outcome != "updated"
         if recorder is not None and is_logged:
             recorder.record(step, training_s, valid_loss)
         # After the record: a step that is saved is never done again, so its line must be there.
         if is_end or step.stop_requested or trainer.step % config.checkpoint_interval == 0:
+            beat(f"saving step {trainer.step}")
             save_checkpoint(trainer, output, keep_last=config.keep_last)
         if step.stop_requested:
             if dist.get_rank() == 0:

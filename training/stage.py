@@ -162,6 +162,7 @@ def _train(settings: PretrainConfig, index: Artifact, latest: StepFolder | None,
         threads_per_rank=settings.threads_per_rank,
         stop_file=Path(job.stop_file),
         grace_s=settings.stop_grace_s,
+        hang_timeout_s=settings.hang_timeout_s or None,
         on_poll=follower.look,
         on_note=workspace.progress.note,
     )

@@ -76,9 +76,45 @@ def test_a_layout_that_no_machine_of_this_size_carries_starts_no_rank(tmp_path: 
     assert not list(tmp_path.iterdir())
 
 
-def test_a_killed_rank_ends_the_others_and_names_the_log(tmp_path: Path) -> None:
-    with pytest.raises(ShardlineError, match=r"launcher\.log"):
+def test_a_killed_rank_ends_the_others_within_seconds_and_is_named(tmp_path: Path) -> None:
+    started = time.monotonic()
+    with pytest.raises(ShardlineError, match=r"Rank 1 was (killed|ended by SIGKILL).*rank-1\.log and launcher\.log"):
         _run("kill", tmp_path)
+    assert time.monotonic() - started < 30
+    _assert_gone(tmp_path)
+
+
+@pytest.mark.parametrize("mode", ["kill, deaf", "crash, deaf"])
+def test_ranks_that_do_not_notice_that_one_is_gone_are_ended_all_the_same(mode: str, tmp_path: Path) -> None:
+    """torchrun itself waits 30 s for ranks that ignore SIGTERM, as one inside a collective does."""
+    times: list[float] = []
+
+    def look() -> None:
+        if (tmp_path / "gone").exists():
+            times.append(time.monotonic())
+
+    with pytest.raises(ShardlineError, match="Rank 1 "):
+        _run(mode, tmp_path, on_poll=look)
+
+    assert times[-1] - times[0] < 15
+    _assert_gone(tmp_path)
+
+
+def test_ranks_that_hang_are_ended_with_the_stacks_of_each(tmp_path: Path) -> None:
+    with pytest.raises(
+        ShardlineError, match=r"No rank got on for \d+ s .*rank 0: training step 3; rank 1: training step 2"
+    ):
+        _run("hang in a step", tmp_path, hang_timeout_s=3)
+
+    for rank in (0, 1):
+        stacks = (tmp_path / "logs" / f"rank-{rank}.stacks").read_text()
+        assert "in wait_for_ever" in stacks
+        assert "most recent call first" in stacks
+    _assert_gone(tmp_path)
+
+
+def test_a_rank_that_gets_on_slowly_does_not_hang(tmp_path: Path) -> None:
+    _run("slow", tmp_path, hang_timeout_s=4)
     _assert_gone(tmp_path)
 
 

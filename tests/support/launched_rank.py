@@ -8,12 +8,29 @@ from pathlib import Path
 
 from contracts.errors import ConfigError
 from training.launch import rank_main, tell
+from training.watching import Beat
 
 
 def main(arguments: list[str]) -> None:
     mode, folder = arguments
     rank = int(os.environ["RANK"])
     (Path(folder) / f"pid-{rank}").write_text(str(os.getpid()))
+    if mode.endswith(", deaf"):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if rank == 1:
+            (Path(folder) / "gone").touch()
+            mode = mode.removesuffix(", deaf")
+        else:
+            time.sleep(600)
+    if mode == "hang in a step":
+        beat = Beat()
+        beat(f"training step {3 - rank}")
+        wait_for_ever()
+    if mode == "slow":
+        beat = Beat()
+        for step in range(12):
+            beat(f"training step {step}")
+            time.sleep(0.5)
     if mode == "config" and rank == 1:
         raise ConfigError("layout.tensor_parallel is wrong. Use 2.")
     if mode == "crash" and rank == 1:
@@ -35,6 +52,10 @@ def main(arguments: list[str]) -> None:
         (Path(folder) / f"stopped-{rank}").touch()
     if mode in ("hang", "config", "crash", "kill"):
         time.sleep(600)
+
+
+def wait_for_ever() -> None:
+    time.sleep(600)
 
 
 if __name__ == "__main__":
