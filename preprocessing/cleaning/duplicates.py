@@ -9,6 +9,7 @@ of others.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,7 @@ def exact_duplicates(digests: Sequence[Keys]) -> Numbers:
     result = np.full(len(table), KEPT, np.int64)
     num_groups = -(-len(table) // GROUP_DOCUMENTS)
     for group in range(num_groups):
-        numbers, keys = _rows_of_group(table, lambda rows: rows, lambda keys: keys[:, 0], group, num_groups)
+        numbers, keys = _rows_of_group(table, lambda first, rows: (rows, True), group, num_groups)
         order = np.lexsort((keys[:, 1], keys[:, 0]))  # stable: equal ones stay in corpus order
         numbers, keys = numbers[order], keys[order]
         is_first = np.ones(len(keys), dtype=bool)
@@ -103,14 +104,7 @@ def near_duplicates(
     for band in range(config.bands):
         tell(band)
         for group in range(num_groups):
-            numbers, keys = _rows_of_group(
-                table,
-                lambda rows, band=band: band_keys(rows, band, config.bands),  # type: ignore[misc]
-                lambda keys: keys,
-                group,
-                num_groups,
-                lambda first, rows: is_left[first : first + len(rows)] & (rows[:, 0] != NO_WORDS),
-            )
+            numbers, keys = _rows_of_group(table, partial(_keys_of_band, band, config, is_left), group, num_groups)
             order = np.argsort(keys, kind="stable")
             numbers, keys = numbers[order], keys[order]
             is_first = np.ones(len(keys), dtype=bool)
@@ -150,21 +144,24 @@ class Clusters:
         return document
 
 
+def _keys_of_band(band: int, config: MinHashConfig, is_left: Flags, first: int, rows: Signatures) -> tuple[Keys, Flags]:
+    """Hash one band of some rows; documents without words and those that do not take part are not wanted."""
+    return band_keys(rows, band, config.bands), is_left[first : first + len(rows)] & (rows[:, 0] != NO_WORDS)
+
+
 def _rows_of_group(
-    table: Columns,
-    key_of: Callable[[npt.NDArray[Any]], Keys],
-    part_of: Callable[[Keys], Keys],
-    group: int,
-    num_groups: int,
-    wanted: Callable[[int, npt.NDArray[Any]], Flags] | None = None,
+    table: Columns, keys_of: Callable[[int, npt.NDArray[Any]], tuple[Keys, Any]], group: int, num_groups: int
 ) -> tuple[Numbers, Keys]:
-    """Return numbers and keys of the documents whose key falls into a group; equal keys fall into one."""
-    numbers, keys = [np.empty(0, np.int64)], []
+    """Return numbers and keys of the documents whose key falls into a group; equal keys fall into one.
+
+    Args:
+        keys_of: Returns of some rows, given the number of the first, their keys and which of them are wanted.
+    """
+    numbers, keys = [], []
     for first, rows in table.chunks():
-        found = key_of(rows)
-        keep = part_of(found) % np.uint64(num_groups) == group
-        if wanted is not None:
-            keep &= wanted(first, rows)
+        found, is_wanted = keys_of(first, rows)
+        leading = found if found.ndim == 1 else found[:, 0]
+        keep = is_wanted & (leading % np.uint64(num_groups) == group)
         numbers.append(first + np.flatnonzero(keep))
         keys.append(found[keep])
     return np.concatenate(numbers), np.concatenate(keys)

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,7 @@ def _run(
         elif wave.parts:
             with _pool(step, job, wave.workers) as pool:
                 for number in wave.parts:
-                    _do_part(step, job, number, pool, lambda read, number=number: tell(number, read))  # type: ignore[misc]
+                    _do_part(step, job, number, pool, partial(tell, number))
                     yield number
 
 
