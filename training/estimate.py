@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from training.config import PretrainConfig
-from training.flops import parameter_count, step_flops_per_token
+from training.flops import active_parameter_count, parameter_count, step_flops_per_token
 from training.parameters import stage_layers, stored_parameters
 
 GIB = 2**30
@@ -25,6 +25,7 @@ class Estimate:
 
     Args:
         parameters: Of the whole model.
+        active_parameters: Those that a token meets; fewer with experts.
         parameters_per_rank: Of the largest stage, on one tensor-parallel rank.
         weights_bytes: Masters, and the copy that the layers compute with.
         gradients_bytes: In the masters' precision.
@@ -38,6 +39,7 @@ class Estimate:
     """
 
     parameters: int
+    active_parameters: int
     parameters_per_rank: int
     weights_bytes: int
     gradients_bytes: int
@@ -62,6 +64,11 @@ class Estimate:
         """Name each number for a person."""
         lines = {
             "parameters": f"{self.parameters:,}",
+            **(
+                {"  that a token meets": f"{self.active_parameters:,}"}
+                if self.active_parameters < self.parameters
+                else {}
+            ),
             "parameters on a rank": f"{self.parameters_per_rank:,}",
             "ranks": str(self.num_ranks),
             "tokens of the run": f"{self.tokens:,}",
@@ -106,6 +113,7 @@ def estimate(config: PretrainConfig) -> Estimate:
     parameters = parameter_count(model)
     return Estimate(
         parameters=parameters,
+        active_parameters=active_parameter_count(model),
         parameters_per_rank=here,
         weights_bytes=here * master // sharded + gathered * compute,
         gradients_bytes=accumulated * master + here * master // sharded,

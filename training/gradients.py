@@ -77,16 +77,25 @@ class GradientFinisher:
             gradient.copy_(part.view_as(gradient))
 
     def agree(
-        self, gradients: list[Tensor], loss_sum: Tensor, *, wants_to_stop: bool = False
-    ) -> tuple[float, float, bool]:
-        """Norm of the whole model's gradient, the loss over all ranks, and whether any rank wants to stop.
+        self,
+        gradients: list[Tensor],
+        loss_sum: Tensor,
+        *,
+        auxiliary_sum: Tensor | None = None,
+        wants_to_stop: bool = False,
+    ) -> tuple[float, float, float, bool]:
+        """Norm of the whole model's gradient, losses over all ranks, and whether any rank wants to stop.
 
         Every parameter counts once, however many ranks hold it.
 
         Args:
             gradients: From `finish`.
             loss_sum: This rank's share of the loss; zero on all stages but the last.
+            auxiliary_sum: This rank's share of the losses that layers add (`AuxiliaryLosses.take`).
             wants_to_stop: This rank was asked to save and end; all must do so after the same step.
+
+        Returns:
+            The norm, the loss sum, the auxiliary sum, and whether to stop.
         """
         is_first_tp, is_first_dp = self.mesh.rank("tp") == 0, self.mesh.rank("dp") == 0
         counted = [
@@ -97,16 +106,18 @@ class GradientFinisher:
             and (self.mesh.layout.shard != "none" or is_first_dp)
             and gradient.numel()
         ]
-        sums = torch.zeros(3, dtype=torch.float64, device=self.mesh.device)
+        sums = torch.zeros(4, dtype=torch.float64, device=self.mesh.device)
         if counted:
             norms = torch.stack(torch._foreach_norm(counted))
             sums[0] = norms.double().square().sum()
         if self.mesh.is_last_stage and is_first_tp:
             sums[1] = loss_sum.double()
-        sums[2] = float(wants_to_stop)
+        if auxiliary_sum is not None:
+            sums[2] = auxiliary_sum.double()
+        sums[3] = float(wants_to_stop)
         dist.all_reduce(sums)
-        squared, loss, stops = sums.tolist()
-        return squared**0.5, loss, stops > 0
+        squared, loss, auxiliary, stops = sums.tolist()
+        return squared**0.5, loss, auxiliary, stops > 0
 
 
 def clip(gradients: list[Tensor], norm: float, limit: float, *, loss_scale: float = 1.0) -> None:

@@ -218,6 +218,8 @@ class _Recorder:
             more["valid_loss_nats"] = valid_loss
         if trainer.config.rampup_batch_size is not None:
             more["batch_samples"] = step.batch_samples
+        if trainer.config.model.moe is not None:
+            more["auxiliary_loss_nats"] = step.auxiliary_loss_nats
         if step.loss_scale is not None:
             more["loss_scale"] = step.loss_scale
         if trainer.skipped_steps:

@@ -13,7 +13,7 @@ from training.model_config import ModelConfig, RopeScaling
 
 
 class RotaryTable(nn.Module):
-    """Cosines and sines for half-rotated pairs.
+    """Cosines and sines for half-rotated pairs, made for the longest sequence met so far.
 
     The pair of dimension i < r/2 is (i, i + r/2), as in GPT-NeoX and Llama checkpoints on Hugging Face.
     """
@@ -23,17 +23,24 @@ class RotaryTable(nn.Module):
 
     def __init__(self, model: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
-        exact = torch.float64 if dtype == torch.float64 else torch.float32
-        frequency = rotary_frequencies(model, exact)
-        angle = torch.outer(torch.arange(model.max_position_embeddings, dtype=exact), frequency)
-        angle = torch.cat((angle, angle), dim=-1)
-        scale = attention_factor(model.rope_scaling)
-        self.register_buffer("cos", angle.cos() if scale == 1.0 else angle.cos() * scale, persistent=False)
-        self.register_buffer("sin", angle.sin() if scale == 1.0 else angle.sin() * scale, persistent=False)
+        self.model = model
+        self.exact = torch.float64 if dtype == torch.float64 else torch.float32
+        for name in ("cos", "sin"):
+            self.register_buffer(name, torch.empty(0, model.rotary_dim, dtype=self.exact), persistent=False)
 
     def forward(self, length: int) -> tuple[Tensor, Tensor]:
         """Return cosines and sines, each (s, 1, 1, r)."""
+        if length > len(self.cos):
+            self._make(length)
         return self.cos[:length, None, None], self.sin[:length, None, None]
+
+    def _make(self, length: int) -> None:
+        """Fill the tables, on the CPU whatever the device, so that all devices have the same numbers."""
+        angle = torch.outer(torch.arange(length, dtype=self.exact), rotary_frequencies(self.model, self.exact))
+        angle = torch.cat((angle, angle), dim=-1)
+        scale = attention_factor(self.model.rope_scaling)
+        self.cos = (angle.cos() * scale).to(self.cos.device)
+        self.sin = (angle.sin() * scale).to(self.sin.device)
 
 
 def rotate(x_sbnd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

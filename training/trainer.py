@@ -40,6 +40,7 @@ class StepResult:
         consumed_samples: Samples used so far, this step's included.
         batch_samples: Samples of this step.
         loss_scale: Of fp16; None elsewhere.
+        auxiliary_loss_nats: What experts add to the objective: weighted losses of balance and router.
         compute_s: Time of forward and backward.
         reduce_s: Time of the sums over ranks that are left, and of the norm.
         update_s: Time of clipping and optimizer.
@@ -56,6 +57,7 @@ class StepResult:
     consumed_samples: int = 0
     batch_samples: int = 0
     loss_scale: float | None = None
+    auxiliary_loss_nats: float = 0.0
     compute_s: float = 0.0
     reduce_s: float = 0.0
     update_s: float = 0.0
@@ -107,7 +109,9 @@ class Trainer:
         loss_share = self._engine(rows).run(batch.inputs, batch.labels, batch.row_ids, num_tokens=scaled_tokens)
         compute_s = clock.lap()
         gradients = self.finisher.finish()
-        norm, loss_sum, stops = self.finisher.agree(gradients, loss_share, wants_to_stop=wants_to_stop)
+        norm, loss_sum, auxiliary_sum, stops = self.finisher.agree(
+            gradients, loss_share, auxiliary_sum=self.stage.auxiliary.take(), wants_to_stop=wants_to_stop
+        )
         norm, loss_nats = norm / scale, loss_sum / num_tokens
         reduce_s = clock.lap()
         verdict = self._verdict(loss_nats, norm)
@@ -136,6 +140,7 @@ class Trainer:
             consumed_samples=self.consumed_samples,
             batch_samples=rows,
             loss_scale=None if self.scaler is None else scale,
+            auxiliary_loss_nats=auxiliary_sum / num_tokens,
             compute_s=compute_s,
             reduce_s=reduce_s,
             update_s=clock.lap(),

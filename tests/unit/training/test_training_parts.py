@@ -13,9 +13,10 @@ from contracts.errors import ConfigError, InputError
 from training.config import ModelConfig, OptimizerConfig, PretrainConfig
 from training.dropout import Dropout
 from training.estimate import estimate
-from training.flops import parameter_count, step_flops_per_token
+from training.flops import active_parameter_count, parameter_count, step_flops_per_token
 from training.initialization import initial_tensor
 from training.metrics import LastLine, MetricsWriter, cut, read
+from training.model_config import MoeConfig
 from training.parameters import stage_layers, stored_parameters
 from training.safe_pickle import read_dcp_metadata
 from training.schedules import Schedule
@@ -81,6 +82,20 @@ def test_the_reference_work_counts_what_the_facts_say() -> None:
 
     assert parameter_count(model) == pytest.approx(14.0e6, rel=2e-3)
     assert step_flops_per_token(model, 512) * 4 * 512 == pytest.approx(198.1e9, rel=1e-3)
+
+
+def test_of_experts_only_those_count_that_a_token_meets_and_of_scores_those_in_the_window() -> None:
+    sizes = {"num_layers": 2, "hidden_size": 64, "ffn_hidden_size": 96, "vocab_size": 128}
+    dense = ModelConfig.model_validate({"family": "llama", **sizes})
+    expert = 3 * 64 * 96
+
+    sparse = dense.model_copy(update={"moe": MoeConfig(num_experts=8, top_k=2, layer_interval=2)})
+    assert parameter_count(sparse) == parameter_count(dense) + 7 * expert + 8 * 64
+    assert active_parameter_count(sparse) == parameter_count(dense) + expert + 8 * 64
+    assert step_flops_per_token(sparse, 32) == step_flops_per_token(dense, 32) + 6 * (expert + 8 * 64)
+
+    window = dense.model_copy(update={"sliding_window": 8})
+    assert step_flops_per_token(window, 32) == step_flops_per_token(dense, 8)
 
 
 def test_the_estimate_adds_up() -> None:
