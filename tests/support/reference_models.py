@@ -1,7 +1,8 @@
 """Models of every family with random weights, in our layers and in transformers, and gradients by canonical name."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,10 @@ import torch
 from torch import Tensor
 
 from conversion.catalogue import Box, TensorEntry
-from conversion.huggingface_architecture import architecture_of
+from conversion.huggingface_architecture import Architecture, architecture_of
 from conversion.huggingface_config import to_huggingface
 from conversion.huggingface_names import links_of
-from conversion.linked_rows import derive_canonical, derive_foreign
+from conversion.linked_rows import Link, derive_canonical, derive_foreign
 from training.checkpoint import state_tensors
 from training.dtensors import as_dtensors
 from training.model_config import ModelConfig
@@ -110,10 +111,53 @@ def transformers_model(model: ModelConfig, weights: Mapping[str, Tensor], folder
     return found.train()
 
 
-def transformers_gradients(reference: Any, model: ModelConfig) -> dict[str, Tensor]:
-    """Gradients of a model of transformers by canonical name."""
-    architecture = architecture_of(model)
-    links = links_of(model, architecture)
+def outside_links(model: ModelConfig, like: Architecture, renames: Mapping[str, str]) -> list[Link]:
+    """Links to a model of transformers that no export is written for, whose names are nearly those of another one.
+
+    Args:
+        like: Architecture whose names are taken.
+        renames: Parts of those names, and what stands in their place.
+    """
+    held = stored_parameters(model)
+    links = []
+    for link in links_of(model, like):
+        foreign = link.foreign
+        for old, new in renames.items():
+            foreign = foreign.replace(old, new)
+        if link.canonical in held:
+            links.append(replace(link, foreign=foreign))
+    covered = {link.canonical for link in links}
+    for link in list(links):
+        bias = link.canonical.removesuffix("weight") + "bias"
+        if bias in held and bias not in covered:
+            name = link.foreign.removesuffix("weight") + "bias"
+            links.append(Link(bias, name, link.foreign_shape[:1], link.runs))
+    return links
+
+
+def fill(reference: Any, weights: Mapping[str, Tensor], links: Sequence[Link]) -> None:
+    """Give a model of transformers our weights; biases that we have no counterpart of become zero."""
+    foreign = derive_foreign(HeldTensors(weights), links)
+    named = dict(reference.named_parameters())
+    for name, parameter in named.items():
+        if name in foreign.entries:
+            parameter.data.copy_(foreign.read(name, foreign.entries[name].box))
+        else:
+            assert name == "lm_head.bias"
+            parameter.data.zero_()
+    assert not foreign.entries.keys() - named.keys() - {"lm_head.weight"}
+
+
+def transformers_gradients(
+    reference: Any, model: ModelConfig, links: Sequence[Link] | None = None
+) -> dict[str, Tensor]:
+    """Gradients of a model of transformers by canonical name.
+
+    Args:
+        links: How its names correspond, where the model cannot be exported.
+    """
+    architecture = architecture_of(model) if links is None else ""
+    links = links_of(model, architecture_of(model)) if links is None else links
     names = {link.foreign for link in links}
     held = {}
     for name, parameter in reference.named_parameters():
