@@ -103,6 +103,9 @@ class PretrainConfig(Settings):
     recompute: Literal["none", "selective", "full"] = execution(
         "none", description="Activations computed again in backward: none, all but matrix products, or whole blocks."
     )
+    compile: bool = execution(
+        False, description="Compile each block with torch.compile; costs up to minutes at the start."
+    )
     seed: int = Field(1234, ge=0, description="Seed of initial weights, sample order and dropout.")
     split: Split = Field("98,2,0", description="Weights of train, valid and test, by position in the dataset.")
     dataset_weights: tuple[float, ...] | None = Field(
@@ -113,6 +116,13 @@ class PretrainConfig(Settings):
     checkpoint_interval: PositiveInt = execution(100, description="Steps between checkpoints.")
     keep_last: PositiveInt = execution(2, description="Checkpoints kept while training; the last one always is.")
     log_interval: PositiveInt = execution(1, description="Steps between lines of metrics.jsonl.")
+    subset_losses: bool = execution(
+        False, description="Log the loss of each subset of the data too, as loss_nats/SUBSET, by predicted token."
+    )
+    profile_steps: tuple[PositiveInt, PositiveInt] | None = execution(
+        None,
+        description="[first, last] step, counted from the start, of which a Chrome trace is written under logs/.",
+    )
     threads_per_rank: int = execution(0, ge=0, description="CPU threads per rank; 0 shares the cores evenly.")
     device: DeviceSetting = execution("auto", description="auto takes CUDA where every rank has a device of its own.")
     stop_grace_s: PositiveInt = execution(
@@ -136,6 +146,15 @@ class PretrainConfig(Settings):
                 f"seq_length ({self.seq_length}) is above model.max_position_embeddings "
                 f"({model.max_position_embeddings}). Raise max_position_embeddings, or shorten seq_length."
             )
+        if self.compile and self.recompute == "selective":
+            raise ValueError(
+                "compile: true does not go with recompute: selective, since a compiled block has no single products. "
+                "Use recompute: none or full."
+            )
+        if self.profile_steps is not None and self.profile_steps[0] > self.profile_steps[1]:
+            raise ValueError(f"profile_steps {list(self.profile_steps)} ends before it begins.")
+        if self.subset_losses and self.layout.context_parallel > 1:
+            raise ValueError("subset_losses needs layout.context_parallel: 1.")
         schedule = self.schedule
         unit = "samples" if self.optimizer.counts_samples else "steps"
         if schedule.warmup >= schedule.decay_end:

@@ -23,7 +23,14 @@ MIN_CHUNK_TOKENS = 256
 
 
 def output_loss(
-    hidden: Tensor, weight: Tensor, labels: Tensor, *, vocab_size: int, tp: TensorParallel, z_loss: float = 0.0
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    *,
+    vocab_size: int,
+    tp: TensorParallel,
+    z_loss: float = 0.0,
+    keep: list[Tensor] | None = None,
 ) -> Tensor:
     """Sum the cross-entropy of the next token over the positions that count.
 
@@ -38,13 +45,16 @@ def output_loss(
         z_loss: Weight of log(Z)^2, where Z is the softmax's denominator (Chowdhery et al. 2022, PaLM,
             arXiv:2204.02311, section 5). It enters the gradient and not the value, so that a reported
             loss can be compared with that of other runs.
+        keep: Receives the loss of each token, (s x b,); IGNORE_INDEX where none was due.
 
     Returns:
         (), in nats; float64 for float64 input, else float32.
     """
     whole = enter_tensor_parallel(hidden, tp)
     needs_gradient = torch.is_grad_enabled()
-    loss: Tensor = _OutputLoss.apply(whole, weight, labels.t().flatten(), vocab_size, tp, z_loss, needs_gradient)
+    loss: Tensor = _OutputLoss.apply(
+        whole, weight, labels.t().flatten(), vocab_size, tp, (z_loss, keep), needs_gradient
+    )
     return loss
 
 
@@ -153,19 +163,23 @@ class _OutputLoss(torch.autograd.Function):
         labels: Tensor,
         vocab_size: int,
         tp: TensorParallel,
-        z_loss: float,
+        options: tuple[float, list[Tensor] | None],
         needs_gradient: bool,
     ) -> Tensor:
+        z_loss, keep = options
         flat = hidden.flatten(0, 1)
         vocabulary = _Vocabulary(weight, vocab_size, tp)
         exact = torch.float64 if weight.dtype == torch.float64 else torch.float32
         total_loss = torch.zeros((), dtype=exact, device=weight.device)
         grad_hidden = torch.empty_like(flat) if needs_gradient else None
         grad_weight = torch.zeros(weight.shape, dtype=exact, device=weight.device) if needs_gradient else None
+        token_losses: list[Tensor] = []
         for start, stop in _chunks(len(flat), weight):
             x, target = flat[start:stop], labels[start:stop]
-            probs, loss = _softmax_and_loss(vocabulary, x, target, z_loss)
-            total_loss += loss
+            probs, losses = _softmax_and_losses(vocabulary, x, target, z_loss)
+            total_loss += losses.sum()
+            if keep is not None:
+                token_losses.append(torch.where(target == IGNORE_INDEX, float(IGNORE_INDEX), losses))
             if grad_hidden is None or grad_weight is None:
                 continue
             grad_logits = _minus_one_at_target(vocabulary, probs, target).to(weight.dtype)
@@ -175,6 +189,8 @@ class _OutputLoss(torch.autograd.Function):
                 rows.addmm_(grad_logits.t(), x)
             else:
                 rows += grad_logits.t() @ x
+        if keep is not None:
+            keep.append(torch.cat(token_losses))
         if grad_hidden is not None and grad_weight is not None:
             ctx.save_for_backward(grad_hidden.view_as(hidden), grad_weight)
             ctx.weight_dtype = weight.dtype
@@ -188,7 +204,7 @@ class _OutputLoss(torch.autograd.Function):
         return grad_hidden * grad, scaled, None, None, None, None, None
 
 
-def _softmax_and_loss(vocabulary: _Vocabulary, x: Tensor, target: Tensor, z_loss: float) -> tuple[Tensor, Tensor]:
+def _softmax_and_losses(vocabulary: _Vocabulary, x: Tensor, target: Tensor, z_loss: float) -> tuple[Tensor, Tensor]:
     logits = vocabulary.logits(x)
     highest = vocabulary.subtract_highest(logits)
     at_target = vocabulary.at(logits, target)
@@ -196,12 +212,12 @@ def _softmax_and_loss(vocabulary: _Vocabulary, x: Tensor, target: Tensor, z_loss
     both = torch.stack((exponentials.sum(-1), at_target))
     vocabulary.sum_over_ranks(both)
     total, at_target = both[0], both[1]
-    loss = torch.where(target == IGNORE_INDEX, 0.0, total.log() - at_target).sum()
+    losses = torch.where(target == IGNORE_INDEX, 0.0, total.log() - at_target)
     # An ignored token gets no gradient: its probabilities become 0, and its label is on no rank.
     factor = torch.where(target == IGNORE_INDEX, 0.0, 1.0 / total)
     if z_loss:
         factor *= 1.0 + 2.0 * z_loss * (highest + total.log())
-    return exponentials.mul_(factor.unsqueeze(1)), loss
+    return exponentials.mul_(factor.unsqueeze(1)), losses
 
 
 def _minus_one_at_target(vocabulary: _Vocabulary, probs: Tensor, target: Tensor) -> Tensor:

@@ -57,6 +57,7 @@ class TransformerStage(nn.Module):
         self.recompute = recompute
         self.seed = seed
         self.z_loss = 0.0
+        self.kept_losses: list[Tensor] | None = None
         self.is_first, self.is_last = mesh.is_first_stage, mesh.is_last_stage
         self.embedding = VocabEmbedding("embedding.word", model, tp) if self.is_first else None
         has_positions = self.is_first and model.position == "learned"
@@ -129,7 +130,15 @@ class TransformerStage(nn.Module):
             raise ValueError(f"labels are needed for {want}")
         if want == "log_probs":
             return token_log_probs(x, table.weight, labels, vocab_size=self.vocab_size, tp=self.tp)
-        return output_loss(x, table.weight, labels, vocab_size=self.vocab_size, tp=self.tp, z_loss=self.z_loss)
+        return output_loss(
+            x,
+            table.weight,
+            labels,
+            vocab_size=self.vocab_size,
+            tp=self.tp,
+            z_loss=self.z_loss,
+            keep=self.kept_losses,
+        )
 
 
 def check_length(length: int, model: ModelConfig) -> None:

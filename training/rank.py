@@ -132,11 +132,15 @@ def run(trainer: "Trainer", job: Job, train_source: "SampleSource", valid_source
     from training.checkpoint import roll_back, save_checkpoint
     from training.measure import matmul_peak_flops
     from training.model import compute_dtype
+    from training.profiling import StepProfiler
+    from training.subset_losses import SubsetLosses
     from training.validation import validation_loss
 
     config, output = trainer.config, Path(job.output)
     peak = matmul_peak_flops(trainer.mesh.device, compute_dtype(config.precision))
     recorder = _Recorder(trainer, output, peak) if dist.get_rank() == 0 else None
+    profiler = StepProfiler(config.profile_steps, output / "logs", trainer.mesh)
+    subsets = SubsetLosses(trainer, train_source) if config.subset_losses else None
     beat = Beat()
     request = _StopRequest(Path(job.stop_file), looks=dist.get_rank() == 0)
     step: StepResult | None = None
@@ -146,6 +150,10 @@ def run(trainer: "Trainer", job: Job, train_source: "SampleSource", valid_source
         save_checkpoint(trainer, output, keep_last=config.keep_last)  # what the first steps can go back to
     while trainer.step < config.train_steps:
         beat(f"training step {trainer.step + 1}")
+        is_logged = trainer.step + 1 == config.train_steps or (trainer.step + 1) % config.log_interval == 0
+        if subsets is not None and is_logged:
+            subsets.begin()
+        profiler.before_step()
         started = time.perf_counter()
         step = trainer.train_step(train_source, wants_to_stop=request())
         training_s += time.perf_counter() - started
@@ -153,13 +161,18 @@ def run(trainer: "Trainer", job: Job, train_source: "SampleSource", valid_source
             step = replace(step, reason=f"{step.reason}; the weights are those of {roll_back(trainer, output)} again")
         if step.outcome != "updated" and recorder is not None:
             tell(f"step {step.step} made no update: {step.reason}")
+        if (trace := profiler.after_step()) is not None:
+            tell(f"wrote {trace}")
+        more = dict[str, float]()
+        if subsets is not None and is_logged:
+            more = subsets.end(step.consumed_samples - step.batch_samples, step.batch_samples)
         is_end = trainer.step == config.train_steps
         if is_end and valid_source is not None:
             beat("validating")
             valid_loss = validation_loss(trainer, valid_source)
-        is_logged = is_end or trainer.step % config.log_interval == 0 or step.outcome != "updated"
-        if recorder is not None and is_logged:
-            recorder.record(step, training_s, valid_loss)
+            more["valid_loss_nats"] = valid_loss
+        if recorder is not None and (is_logged or step.outcome != "updated"):
+            recorder.record(step, training_s, more)
         # After the record: a step that is saved is never done again, so its line must be there.
         if is_end or step.stop_requested or trainer.step % config.checkpoint_interval == 0:
             beat(f"saving step {trainer.step}")
@@ -168,6 +181,7 @@ def run(trainer: "Trainer", job: Job, train_source: "SampleSource", valid_source
             if dist.get_rank() == 0:
                 tell(f"saved step {trainer.step} of {config.train_steps}")
             break
+    profiler.close()
     speed = recorder.tokens_per_s if recorder is not None else None
     if recorder is not None:
         recorder.close()
@@ -187,7 +201,7 @@ class _Recorder:
         self.since_s, self.since_samples = 0.0, trainer.consumed_samples
         self.tokens_per_s: float | None = None
 
-    def record(self, step: "StepResult", training_s: float, valid_loss: float | None) -> None:
+    def record(self, step: "StepResult", training_s: float, extra: dict[str, float]) -> None:
         """Write a line; rates are means since the line before, without the time of saving and validating."""
         from training.measure import peak_memory_bytes
 
@@ -208,14 +222,13 @@ class _Recorder:
             reduce_s=step.reduce_s,
             update_s=step.update_s,
             memory_bytes=peak_memory_bytes(self.trainer.mesh.device),
-            **self._when_it_matters(step, valid_loss),
+            **extra,
+            **self._when_it_matters(step),
         )
 
-    def _when_it_matters(self, step: "StepResult", valid_loss: float | None) -> dict[str, float | str]:
+    def _when_it_matters(self, step: "StepResult") -> dict[str, float | str]:
         """Fields that only some lines have."""
         trainer, more = self.trainer, dict[str, float | str]()
-        if valid_loss is not None:
-            more["valid_loss_nats"] = valid_loss
         if trainer.config.rampup_batch_size is not None:
             more["batch_samples"] = step.batch_samples
         if trainer.config.model.moe is not None:

@@ -239,6 +239,10 @@ def build_stage(config: PretrainConfig, mesh: Mesh, *, initialized: bool = True)
     if initialized:
         initialize(stage, config.seed)
     stage.to(device=mesh.device, dtype=master_dtype(config.precision))
+    if config.compile:
+        for block in stage.layers.values():
+            # The forward pass alone: the hooks of sharding run around it as ever.
+            block.forward = torch.compile(block.forward, dynamic=False)
     return shard_stage(stage, mesh, precision=config.precision)
 
 

@@ -43,6 +43,9 @@ def pretrain(
     nproc: Annotated[
         int | None, typer.Option(help="Ranks to start; sets layout.data_parallel so that the degrees fill them.")
     ] = None,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Write a Chrome trace of steps 3 to 5 (or profile_steps) under logs/.")
+    ] = False,
     config: ConfigOption = None,
     overrides: SetOption = None,
     store: StoreOption = None,
@@ -60,7 +63,7 @@ def pretrain(
 
     where = store_at(store, output)
     inputs, paths = datasets_among(dataset, where)
-    overrides = [*model_overrides(model), *(overrides or ())]
+    overrides = [*model_overrides(model), *(["profile_steps=[3, 5]"] if profile else []), *(overrides or ())]
     settings = settings_of(PretrainConfig, "pretrain", config, overrides, {"datasets": paths})
     if nproc is not None:
         layout = settings.layout

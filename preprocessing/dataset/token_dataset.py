@@ -219,6 +219,21 @@ class TokenDataset:
             first = last
         return [rows[int(number)] for number in documents]
 
+    def document_subsets(self) -> tuple[npt.NDArray[np.int64], list[str]]:
+        """Return the subset of every document as a number, and the names that the numbers stand for.
+
+        Raises:
+            InputError: The dataset has no `documents.parquet`, as foreign pairs have none.
+        """
+        import pyarrow.parquet as pq
+
+        table_path = self.path / DOCUMENTS
+        if not table_path.is_file():
+            raise InputError(f"{self.path}: has no {DOCUMENTS}, so it is not known which subset a document is of.")
+        column = pq.read_table(table_path, columns=["subset"]).column("subset").combine_chunks().dictionary_encode()
+        names = [str(name) for name in column.dictionary.to_pylist()]
+        return column.indices.fill_null(len(names)).to_numpy().astype(np.int64), [*names, "none"]
+
 
 def pair_files(path: str | Path) -> dict[str, Path]:
     """Name the files of foreign pairs, for the digests of a stage that is given them by path.
