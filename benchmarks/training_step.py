@@ -2,7 +2,7 @@
 
 The contestants take turns in every round of one run, since only ratios within a run mean
 anything on a shared machine. Prints a table and appends one line to `benchmarks/results/training.jsonl`.
-`python benchmarks/training_step.py [--rounds N] [--profile]`
+`python benchmarks/training_step.py [--rounds N] [--profile] [--compile]`
 """
 
 import argparse
@@ -33,6 +33,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--profile", action="store_true", help="print where our step spends its time, and end")
+    parser.add_argument("--compile", action="store_true", help="also our step with compiled blocks; takes a minute")
     options = parser.parse_args()
     torch.set_num_threads(1)
     init_single_rank()
@@ -47,6 +48,9 @@ def main() -> int:
         "shardline, one rank": ours,
         "plain loop": _plain_step(sizes, tokens, None),
     }
+    if options.compile:
+        compiled = config.model_copy(update={"compile": True})
+        contestants["shardline, compiled"] = _our_step(compiled, tokens)
     seconds, peaks = _race(contestants, options.rounds)
     dist.destroy_process_group()
     return _report(seconds, peaks, config)
