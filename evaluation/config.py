@@ -2,7 +2,7 @@
 
 from pydantic import Field, PositiveInt, field_validator
 
-from contracts.configuration import Settings, execution
+from contracts.configuration import Settings, added, execution
 from training.config import DeviceSetting, Precision
 
 TASKS = ("perplexity",)
@@ -21,6 +21,7 @@ class EvaluateConfig(Settings):
         None, description="Window in tokens. Empty: the length the model was trained at."
     )
     max_documents: PositiveInt | None = Field(None, description="Measure the first documents only. Empty: all.")
+    ema: bool = added(False, description="Measure the moving average of the weights (optimizer.ema_decay).")
     precision: Precision = Field("float32", description="Arithmetic of the layers.")
     batch_tokens: PositiveInt = execution(8192, description="Tokens in one forward pass; changes the speed only.")
     data_parallel: PositiveInt = execution(1, description="Copies of the model that share the rows.")

@@ -73,6 +73,7 @@ def evaluate(settings: EvaluateConfig, inputs: Mapping[str, Artifact], workspace
         threads_per_rank=settings.threads_per_rank,
         device=settings.device,
         logs=workspace.path / "logs",
+        averaged=settings.ema,
     )
     documents = by_document(scores, owners, _subsets_of(held_out), _bytes_of(held_out))
     metrics = metrics_of(documents)
@@ -83,6 +84,7 @@ def evaluate(settings: EvaluateConfig, inputs: Mapping[str, Artifact], workspace
         "prefix_token": held_out.tokenizer.token(prefix),
         "scores_end_of_document": False,
         "precision": settings.precision,
+        **({"weights": "moving average"} if settings.ema else {}),
         # How many copies share the rows changes nothing, and so does not stand in the result.
         "layout": {name: value for name, value in info.layout.items() if name != "data_parallel"},
         "data": _data_digest(settings, inputs, workspace),

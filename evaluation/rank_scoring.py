@@ -31,7 +31,8 @@ def score_job(path: Path) -> None:
     if note is not None and dist.get_rank() == 0:
         tell(note)
     rows = Rows.load(Path(job.folder) / "rows.npz")
-    stage = load_model(Path(job.checkpoint), mesh, precision=job.precision, max_length=job.max_length)
+    folder = Path(job.checkpoint)
+    stage = load_model(folder, mesh, precision=job.precision, max_length=job.max_length, averaged=job.averaged)
     scorer = Scorer(stage, mesh, dtype=compute_dtype(job.precision))
     numbers, scores = score(scorer, mesh, rows, job)
     if mesh.is_last_stage and mesh.rank("tp") == 0:

@@ -25,6 +25,7 @@ class Job:
         checkpoint: Native step folder.
         folder: Holds `rows.npz`; results and logs go here.
         max_length: Longest row.
+        averaged: Score with the moving average of the weights.
     """
 
     checkpoint: str
@@ -34,6 +35,7 @@ class Job:
     device: DeviceSetting
     batch_tokens: int
     max_length: int
+    averaged: bool = False
     timeout_s: int = 1800
 
     def to_json(self) -> str:
@@ -57,12 +59,14 @@ def score_rows(
     threads_per_rank: int = 0,
     device: DeviceSetting = "auto",
     logs: Path | None = None,
+    averaged: bool = False,
 ) -> RowScores:
     """Score rows with the model in a native step folder, at the layout that wrote it.
 
     Args:
         data_parallel: Copies of the model; the layout's own copies are not needed to score.
         logs: Where the ranks' logs are kept; a temporary folder if None.
+        averaged: Score with the moving average of the weights, which the checkpoint must have.
 
     Raises:
         ConfigError: CUDA is asked for, and there are fewer devices than ranks.
@@ -91,6 +95,7 @@ def score_rows(
             device=device,
             batch_tokens=batch_tokens,
             max_length=longest,
+            averaged=averaged,
         )
         path = Path(folder) / "job.json"
         path.write_text(job.to_json(), encoding="utf-8")

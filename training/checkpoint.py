@@ -31,7 +31,7 @@ from training.gradients import LocalParameter, local_parameters
 from training.mesh import Mesh
 from training.model import TransformerStage
 from training.optimizer import LocalOptimizer
-from training.optimizer_state import STATE_KEY, described
+from training.optimizer_state import EMA, STATE_KEY, described
 from training.parameters import OPTIMIZER_PREFIX, stored_parameters
 from training.safe_pickle import read_dcp_metadata
 from training.step_folders import (
@@ -242,23 +242,35 @@ def _check_same_optimizer(trainer: Trainer, info: CheckpointInfo, folder: Path) 
             )
 
 
-def load_weights(stage: TransformerStage, mesh: Mesh, folder: Path) -> None:
-    """Put the weights of a checkpoint of any layout into a sharded stage, on every rank.
+def load_weights(stage: TransformerStage, mesh: Mesh, folder: Path, *, averaged: bool = False) -> None:
+    """Put the weights of a checkpoint of any layout, or their moving average, into a sharded stage, on every rank.
 
     Raises:
         InputError: It is of another model, or is damaged.
     """
-    _load(state_tensors(local_parameters(stage), mesh), folder)
+    tensors = state_tensors(local_parameters(stage), mesh)
+    if averaged:
+        tensors = {f"{OPTIMIZER_PREFIX}{name}.{EMA}": tensor for name, tensor in tensors.items()}
+    _load(tensors, folder)
 
 
 def load_model(
-    folder: Path, mesh: Mesh, *, precision: Precision = "float32", max_length: int | None = None
+    folder: Path,
+    mesh: Mesh,
+    *,
+    precision: Precision = "float32",
+    max_length: int | None = None,
+    averaged: bool = False,
 ) -> TransformerStage:
     """Build this rank's stage of the model in a native step folder, at the mesh's layout, in eval mode.
 
     Args:
         precision: float32, bf16 or float64.
         max_length: Longest row that will be scored; only rotary models can go beyond their settings.
+        averaged: Take the moving average of the weights instead of the weights.
+
+    Raises:
+        InputError: The checkpoint is damaged, or an average is asked for and it has none.
     """
     info = read_info(folder)
     model = ModelConfig.model_validate(info.model)
@@ -268,7 +280,11 @@ def load_model(
         model=model, layout=mesh.layout, precision=precision, recompute="none", seed=0
     )
     stage = build_stage(config, mesh, initialized=False)
-    load_weights(stage, mesh, folder)
+    if averaged and not info.extra.get(STATE_KEY, {}).get("ema"):
+        raise InputError(
+            f"{folder}: holds no moving average of the weights. Train with optimizer.ema_decay, or measure the weights."
+        )
+    load_weights(stage, mesh, folder, averaged=averaged)
     return stage.eval()
 
 

@@ -144,6 +144,7 @@ def evaluate(
         str | None, typer.Option(help="Held-out dataset artifact, .bin/.idx prefix, or text.", metavar="PATH")
     ] = None,
     step: StepOption = None,
+    ema: Annotated[bool, typer.Option("--ema", help="Measure the moving average of the weights.")] = False,
     batch_tokens: Annotated[int | None, typer.Option(help="Tokens in one forward pass.")] = None,
     nproc: Annotated[
         int | None, typer.Option(help="Ranks to start; more than the layout needs share the rows.")
@@ -177,6 +178,7 @@ def evaluate(
         "tasks": task,
         "data": data if dataset is None else None,
         "step": step,
+        "ema": True if ema else None,
         "batch_tokens": batch_tokens,
         "data_parallel": _copies(nproc, path, step),
     }

@@ -161,3 +161,35 @@ def test_a_disk_that_refuses_a_save_is_named(tmp_path: Path) -> None:
 
     assert message.startswith(f"Step 0: the checkpoint could not be written under {tmp_path / 'root'} (")
     assert "the same command goes on from the last whole checkpoint" in message
+
+
+def _average_scores(config: PretrainConfig, root: Path) -> tuple[bool, str]:
+    trainer = new_trainer(config)
+    curve(trainer, 3)
+    folder = save_checkpoint(trainer, root, keep_last=1)
+    tokens = torch.from_numpy(PatternSource().tokens(np.arange(2)))
+    if config.optimizer.ema_decay is None:
+        try:
+            load_model(folder, trainer.mesh, precision="float64", averaged=True)
+        except InputError as error:
+            return False, str(error)
+    stage = load_model(folder, trainer.mesh, precision="float64", averaged=True)
+    found = Scorer(stage, trainer.mesh, dtype=torch.float64).logits(tokens[:, :-1])
+    with torch.no_grad():
+        for number, parameter in enumerate(trainer.parameters):
+            parameter.value.copy_(trainer.optimizer.moments(number)["ema"])
+    expected = Scorer(trainer.stage, trainer.mesh, dtype=torch.float64).logits(tokens[:, :-1])
+    return torch.equal(found, expected), ""
+
+
+@pytest.mark.parametrize("layout", [(1, 1, 1), (2, 1, 2)], ids=str)
+def test_the_moving_average_can_be_scored_instead_of_the_weights(layout: tuple[int, int, int], tmp_path: Path) -> None:
+    config = tiny_config("llama", layout, optimizer={"ema_decay": 0.7})
+
+    assert all(equal for equal, _ in run_on_ranks(config.layout.world_size, _average_scores, config, tmp_path))
+
+
+def test_a_checkpoint_without_moving_average_says_how_to_get_one(tmp_path: Path) -> None:
+    _, message = run_on_ranks(1, _average_scores, tiny_config("llama"), tmp_path)[0]
+
+    assert "holds no moving average of the weights. Train with optimizer.ema_decay" in message
