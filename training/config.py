@@ -167,23 +167,35 @@ class PretrainConfig(Settings):
     def _check_batch(self) -> None:
         if self.rampup_batch_size is not None:
             self._check_rampup(*self.rampup_batch_size)
+        self._check_rows("global_batch_size", self.global_batch_size)
+
+    def check_batches_after(self, consumed_samples: int) -> None:
+        """Check the batches of a ramp-up that are still to come; a run past the small ones may have more ranks.
+
+        Raises:
+            ValueError: A size does not fill the layout; has the numbers.
+        """
+        first = self.batch_rows(consumed_samples)
+        for rows in self.batch_sizes:
+            if rows >= first:
+                self._check_rows("the batch of rampup_batch_size", rows)
+
+    def _check_rows(self, name: str, rows: int) -> None:
         micro, dp = self.micro_batch_size, self.layout.data_parallel
         per_pass, stages = micro * dp, self.layout.pipeline_parallel
-        for rows in self.batch_sizes:
-            name = "global_batch_size" if rows == self.global_batch_size else "the batch of rampup_batch_size"
-            if rows % per_pass:
-                raise ValueError(
-                    f"{name} ({rows}) / (micro_batch_size ({micro}) x layout.data_parallel ({dp}) = {per_pass}) "
-                    f"leaves a remainder of {rows % per_pass}. "
-                    f"Nearest {name}: {_multiples(rows, per_pass)}; or change micro_batch_size."
-                )
-            passes = rows // per_pass
-            if passes < stages:
-                raise ValueError(
-                    f"{name} ({rows}) / ({micro} x {dp}) gives {passes} micro-batches, and "
-                    f"layout.pipeline_parallel ({stages}) needs at least {stages}. "
-                    f"Use {name} {stages * per_pass}, or a smaller micro_batch_size."
-                )
+        if rows % per_pass:
+            raise ValueError(
+                f"{name} ({rows}) / (micro_batch_size ({micro}) x layout.data_parallel ({dp}) = {per_pass}) "
+                f"leaves a remainder of {rows % per_pass}. "
+                f"Nearest {name}: {_multiples(rows, per_pass)}; or change micro_batch_size."
+            )
+        passes = rows // per_pass
+        if passes < stages:
+            raise ValueError(
+                f"{name} ({rows}) / ({micro} x {dp}) gives {passes} micro-batches, and "
+                f"layout.pipeline_parallel ({stages}) needs at least {stages}. "
+                f"Use {name} {stages * per_pass}, or a smaller micro_batch_size."
+            )
 
     def _check_rampup(self, start: int, increment: int, samples: int) -> None:
         rows = self.global_batch_size

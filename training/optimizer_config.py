@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from contracts.configuration import Settings, added, execution
+from contracts.configuration import Settings, added
 
 OptimizerKind = Literal["adamw", "sgd", "muon"]
 ScheduleKind = Literal["cosine", "linear", "inverse_sqrt", "wsd", "constant"]
@@ -86,9 +86,6 @@ class OptimizerConfig(Settings):
         lt=1,
         description="Keep an exponential moving average of the weights with this decay per step, such as 0.999. "
         "Empty: none. It lies in the checkpoints; evaluate --ema measures it.",
-    )
-    offload: bool = execution(
-        False, description="Keep the optimizer's state in the host's memory and update there (CUDA only)."
     )
 
     @property

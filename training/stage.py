@@ -49,9 +49,10 @@ def pretrain(settings: PretrainConfig, inputs: Mapping[str, Artifact], workspace
     """
     datasets = _datasets(settings, inputs)
     settings = _with_vocabulary(settings, datasets)
+    latest = _newest_checkpoint(workspace)
+    _check_batches(settings, latest)
     index = _index(settings, inputs, workspace)
     _copy_tokenizer(datasets, workspace.path)
-    latest = _newest_checkpoint(workspace)
     if latest is None or latest.step < settings.train_steps:
         _train(settings, index, latest, workspace)
     return _summary(settings, index, workspace)
@@ -132,6 +133,13 @@ def _newest_checkpoint(workspace: Workspace) -> StepFolder | None:
     if latest is not None:
         workspace.progress.note(f"going on from step {latest.step} ({latest.path.name})")
     return latest
+
+
+def _check_batches(settings: PretrainConfig, latest: StepFolder | None) -> None:
+    try:
+        settings.check_batches_after(read_info(latest.path).consumed_samples if latest is not None else 0)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _train(settings: PretrainConfig, index: Artifact, latest: StepFolder | None, workspace: Workspace) -> None:

@@ -81,7 +81,6 @@ def test_steps_of_a_ramp_up_follow_each_other_without_gap() -> None:
         ({"optimizer": {"warmup_samples": 3}}, r"warmup_steps \(2\) counts steps, and other settings count samples"),
         ({"optimizer": {"nesterov": True}}, "nesterov goes with kind: sgd"),
         ({"rampup_batch_size": (3, 2, 10)}, r"\[3, 2, 10\] does not reach global_batch_size \(8\): 8 - 3"),
-        ({"rampup_batch_size": (1, 1, 10)}, r"the batch of rampup_batch_size \(1\) / \(micro_batch_size \(2\) x"),
         ({"optimizer": {"lr": 1e-5}}, r"min_lr \(0.001\) is above lr"),
     ],
 )
@@ -90,8 +89,21 @@ def test_settings_that_cannot_be_met_are_refused_with_the_numbers(settings: dict
         tiny_config("gpt2", **settings)
 
 
-def test_every_size_of_a_ramp_up_must_fill_the_pipeline() -> None:
-    with pytest.raises(
-        ValidationError, match=r"the batch of rampup_batch_size \(2\) / \(2 x 1\) gives 1 micro-batches"
-    ):
-        tiny_config("gpt2", (1, 2, 1), rampup_batch_size=(2, 2, 10))
+@pytest.mark.parametrize(
+    ("layout", "rampup", "message"),
+    [
+        ((1, 2, 1), (2, 2, 10), r"the batch of rampup_batch_size \(2\) / \(2 x 1\) gives 1 micro-batches"),
+        ((1, 1, 1), (1, 1, 10), r"the batch of rampup_batch_size \(1\) / \(micro_batch_size \(2\) x"),
+    ],
+)
+def test_every_size_of_a_ramp_up_must_fill_the_layout(layout: tuple, rampup: tuple, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tiny_config("gpt2", layout, rampup_batch_size=rampup).check_batches_after(0)
+
+
+def test_a_run_past_its_small_batches_may_go_on_with_more_ranks() -> None:
+    config = tiny_config("gpt2", (1, 1, 4), rampup_batch_size=(4, 4, 40))
+
+    with pytest.raises(ValueError, match=r"rampup_batch_size \(4\) / \(micro_batch_size \(2\) x"):
+        config.check_batches_after(36)
+    config.check_batches_after(40)
