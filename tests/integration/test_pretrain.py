@@ -198,6 +198,49 @@ def test_a_run_killed_with_9_goes_on_and_ends_bit_equal(
     assert ours["valid_loss_nats"] == whole_run.summary["valid_loss_nats"]
 
 
+EVERYTHING = {
+    "precision": "fp16",
+    "loss_scale": {"initial": 2.0**24, "window": 8},
+    "optimizer": {"kind": "muon", "schedule": "wsd", "wsd_decay_steps": 10, "ema_decay": 0.9, "lr": 3e-3},
+    "rampup_batch_size": [2, 2, 80],
+    "stability": {"on_nonfinite": "skip", "on_spike": "skip", "spike_window": 16},
+    "z_loss": 1e-4,
+    "subset_losses": True,
+    "train_steps": 32,
+}
+
+
+def test_a_rank_killed_in_the_middle_of_a_ramp_up_ends_the_job_within_seconds_and_it_goes_on_bit_equal(
+    own_store: Path, dataset: Artifact, store: ArtifactStore
+) -> None:
+    whole = PRETRAIN.run(_settings(**EVERYTHING), inputs={"dataset0": dataset}, store=store, label="everything")
+    first = _Process(own_store, dataset, _settings(**EVERYTHING))
+    first.wait_for_step(12)
+    ranks = [pid for pid in _rank_processes(own_store) if b"launch" not in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+    os.kill(ranks[0], signal.SIGKILL)
+    killed = time.monotonic()
+    code, errors = first.finish()
+
+    assert code == 1
+    assert time.monotonic() - killed < 20
+    assert "SIGKILL" in errors or "was killed" in errors or "rank-" in errors
+    code, errors = _Process(own_store, dataset, _settings(**EVERYTHING)).finish()
+    assert code == 0, errors
+    (folder,) = (own_store / "checkpoint").glob("run-*")
+    ours, theirs = list(read(folder / METRICS)), list(read(whole.path / METRICS))
+    names = ("step", "loss_nats", "gradient_norm", "learning_rate", "batch_samples", "loss_scale", "tokens")
+    names += ("skipped_steps", "event", "loss_nats/even", "loss_nats/odd", "valid_loss_nats")
+    assert [[line.get(name) for name in names] for line in ours] == [
+        [line.get(name) for name in names] for line in theirs
+    ]
+    assert [line["batch_samples"] for line in theirs] == [2] * 14 + [4] * 7 + [6] * 4 + [8] * 7
+    assert theirs[0]["event"] == "skipped"
+    assert whole.summary["skipped_steps"] == len(whole.summary["events"]) > 0
+    assert samples_of_step(whole, 16) == range(32, 36)
+    assert theirs[-1]["loss_nats"] < theirs[0]["loss_nats"] - 0.3
+
+
 def test_sigterm_saves_ends_every_rank_and_the_next_start_goes_on(
     own_store: Path, dataset: Artifact, whole_run: Artifact
 ) -> None:
