@@ -155,9 +155,11 @@ class Watch:
         for rank, text in self._texts("beat"):
             doing.setdefault(text or "starting", []).append(str(rank))
         listed = "; ".join(f"rank {', '.join(ranks[:8])}: {text}" for text, ranks in doing.items())
+        silent = ", ".join(str(rank) for rank in pids if not self._has_stacks(rank))
+        stopped = f"Rank {silent} did not answer: it is stopped, or waits for a disk. " if silent else ""
         return ShardlineError(
             f"No rank got on for {now - self._last_sign():.0f} s (hang_timeout_s: {self.hang_timeout_s:g}), so all "
-            f"were ended. They were at: {listed or 'their start'}. What each was waiting in stands in "
+            f"were ended. They were at: {listed or 'their start'}. {stopped}What each was waiting in stands in "
             f"{self.folder}/rank-*.stacks. The same command goes on from the last checkpoint."
         )
 
