@@ -10,6 +10,7 @@ from typing import Any
 
 from training.config import PretrainConfig
 from training.flops import active_parameter_count, parameter_count, step_flops_per_token
+from training.optimizer_state import states_of
 from training.parameters import stage_layers, stored_parameters
 
 GIB = 2**30
@@ -29,7 +30,7 @@ class Estimate:
         parameters_per_rank: Of the largest stage, on one tensor-parallel rank.
         weights_bytes: Masters, and the copy that the layers compute with.
         gradients_bytes: In the masters' precision.
-        optimizer_bytes: Two moments.
+        optimizer_bytes: Moments, or momentum, and the moving average of the weights.
         activations_bytes: Kept for backward, of all micro-batches in flight.
         flops_per_token: Forward and backward.
         total_flops: Of the run.
@@ -110,22 +111,31 @@ def estimate(config: PretrainConfig) -> Estimate:
     flops = step_flops_per_token(model, config.seq_length)
     tokens = config.train_samples * config.seq_length
     stages, passes = layout.pipeline_parallel, config.num_micro_batches
-    parameters = parameter_count(model)
+    parameters, states = parameter_count(model), _optimizer_numbers(config)
     return Estimate(
         parameters=parameters,
         active_parameters=active_parameter_count(model),
         parameters_per_rank=here,
         weights_bytes=here * master // sharded + gathered * compute,
         gradients_bytes=accumulated * master + here * master // sharded,
-        optimizer_bytes=2 * here * master // sharded,
+        optimizer_bytes=here * states // parameters * master // sharded,
         activations_bytes=_activations(config, compute),
         flops_per_token=flops,
         total_flops=flops * tokens,
         tokens=tokens,
         bubble=(stages - 1) / (passes + stages - 1),
-        checkpoint_bytes=3 * parameters * master,
+        checkpoint_bytes=(parameters + states) * master,
         num_ranks=layout.world_size,
         num_micro_batches=passes,
+    )
+
+
+def _optimizer_numbers(config: PretrainConfig) -> int:
+    """Numbers that the optimizer keeps for the whole model."""
+    kind, has_ema = config.optimizer.kind, config.optimizer.ema_decay is not None
+    return sum(
+        math.prod(shape) * len(states_of(name, shape, kind, has_ema=has_ema))
+        for name, (shape, _) in stored_parameters(config.model).items()
     )
 
 

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -43,7 +44,7 @@ class StepResult:
         auxiliary_loss_nats: What experts add to the objective: weighted losses of balance and router.
         compute_s: Time of forward and backward.
         reduce_s: Time of the sums over ranks that are left, and of the norm.
-        update_s: Time of clipping and optimizer.
+        update_s: Time of clipping and optimizer; on a GPU of starting them, since nothing waits for their end.
     """
 
     step: int
@@ -99,21 +100,24 @@ class Trainer:
             ShardlineError: The loss or the gradient is not finite, or spikes, and the policy is to stop;
                 nothing was updated.
         """
-        clock = _Clock(self.mesh.device)
+        started = time.perf_counter()
         rows = self.config.batch_rows(self.consumed_samples)
         batch = self._read(source, rows)
-        data_wait_s = clock.lap()
+        data_wait_s = time.perf_counter() - started
+        clock = _Clock(self.mesh.device)
         scale = self.scaler.scale if self.scaler is not None else 1.0
         num_tokens = count_loss_tokens(batch, self.mesh)
         scaled_tokens = num_tokens if scale == 1.0 else num_tokens / scale
         loss_share = self._engine(rows).run(batch.inputs, batch.labels, batch.row_ids, num_tokens=scaled_tokens)
-        compute_s = clock.lap()
+        clock.mark()
         gradients = self.finisher.finish()
         norm, loss_sum, auxiliary_sum, stops = self.finisher.agree(
             gradients, loss_share, auxiliary_sum=self.stage.auxiliary.take(), wants_to_stop=wants_to_stop
         )
         norm, loss_nats = norm / scale, loss_sum / num_tokens
-        reduce_s = clock.lap()
+        clock.mark()
+        compute_s, reduce_s = clock.seconds()
+        updating = time.perf_counter()
         verdict = self._verdict(loss_nats, norm)
         if verdict.action == "stop":
             raise self._stopped(verdict, gradients, loss_share)
@@ -143,7 +147,7 @@ class Trainer:
             auxiliary_loss_nats=auxiliary_sum / num_tokens,
             compute_s=compute_s,
             reduce_s=reduce_s,
-            update_s=clock.lap(),
+            update_s=time.perf_counter() - updating,
         )
 
     def _read(self, source: Source, rows: int) -> Batch:
@@ -208,18 +212,30 @@ class Trainer:
 
 
 class _Clock:
-    """Seconds between laps; on a GPU the work that was started counts."""
+    """Times of a step's parts. On a GPU they are those of the device, and nothing waits for them that would not."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._last = time.perf_counter()
+        self._is_cuda = device.type == "cuda"
+        self._marks: list[Any] = [self._mark()]
 
-    def lap(self) -> float:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        now = time.perf_counter()
-        passed, self._last = now - self._last, now
-        return passed
+    def mark(self) -> None:
+        """End a part of the step."""
+        self._marks.append(self._mark())
+
+    def seconds(self) -> list[float]:
+        """Length of each part so far; the last must have been waited for, as a sum over ranks on the host is."""
+        marks = self._marks
+        if self._is_cuda:
+            marks[-1].synchronize()
+            return [a.elapsed_time(b) / 1000.0 for a, b in pairwise(marks)]
+        return [b - a for a, b in pairwise(marks)]
+
+    def _mark(self) -> Any:
+        if not self._is_cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
 
 
 def build_stage(config: PretrainConfig, mesh: Mesh, *, initialized: bool = True) -> TransformerStage:

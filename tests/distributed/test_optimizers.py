@@ -11,6 +11,7 @@ from ranks import run_on_ranks
 from torch import Tensor
 from training_cases import SEQ_LENGTH, PatternSource, new_trainer, relative_difference, tiny_config
 
+from contracts.errors import InputError
 from training.checkpoint import load_checkpoint, save_checkpoint, state_tensors
 from training.config import IGNORE_INDEX, PretrainConfig
 
@@ -153,3 +154,30 @@ def test_batches_grow_as_the_ramp_up_says_and_miss_no_sample() -> None:
     assert sizes == [2] * 7 + [4] * 4 + [6] * 2 + [8] * 7
     assert consumed == config.train_samples
     assert [config.samples_after(n) for n in range(21)] == list(np.cumsum([0, *sizes]))
+
+
+def _second_phase(config: PretrainConfig, root: Path) -> tuple[float, float, str]:
+    trainer = new_trainer(config)
+    for _ in range(2):
+        trainer.train_step(PatternSource())
+    folder = save_checkpoint(trainer, root, keep_last=1)
+    optimizer = config.optimizer.model_copy(update={"lr": 6e-5, "min_lr": 0.0, "schedule": "constant"})
+    again = new_trainer(config.model_copy(update={"optimizer": optimizer}))
+    load_checkpoint(again, folder)
+    before = again.parameters[0].value.clone()
+    result = again.train_step(PatternSource())
+    other = new_trainer(config.model_copy(update={"optimizer": optimizer.model_copy(update={"kind": "muon"})}))
+    try:
+        load_checkpoint(other, folder)
+    except InputError as error:
+        return result.learning_rate, float((again.parameters[0].value - before).abs().max()), str(error)
+    return result.learning_rate, 0.0, "loaded"
+
+
+def test_a_second_phase_uses_its_own_learning_rate_and_another_optimizer_is_refused(tmp_path: Path) -> None:
+    """The rate comes from the settings and not from the checkpoint, in what is logged and in what is done."""
+    rate, change, message = run_on_ranks(1, _second_phase, tiny_config("gpt2"), tmp_path)[0]
+
+    assert rate == 6e-5
+    assert change < 2e-4
+    assert "optimizer.kind is adamw there and muon in the settings" in message

@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from training.config import PretrainConfig
+from training.estimate import estimate
 from training.gradients import LocalParameter
 from training.muon import Muon, newton_schulz
 from training.optimizer import LocalOptimizer
@@ -89,3 +91,18 @@ def test_an_update_of_muon_has_singular_values_around_one() -> None:
         assert values.max() < 1.3
     stacked = torch.randn(2, 6, 9, dtype=torch.float64)
     torch.testing.assert_close(newton_schulz(stacked, 5)[1], newton_schulz(stacked[1], 5))
+
+
+def test_the_estimate_knows_what_each_optimizer_keeps() -> None:
+    model = {"vocab_size": 128, "num_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
+    found = {}
+    for kind, average in (("adamw", None), ("sgd", None), ("muon", None), ("adamw", 0.9)):
+        optimizer = {"kind": kind, "ema_decay": average}
+        found[kind, average] = estimate(PretrainConfig.model_validate({"model": model, "optimizer": optimizer}))
+    whole = 4 * found["adamw", None].parameters
+
+    assert found["adamw", None].optimizer_bytes == 2 * whole
+    assert found["adamw", 0.9].optimizer_bytes == 3 * whole
+    assert found["sgd", None].optimizer_bytes == whole
+    assert whole < found["muon", None].optimizer_bytes < 2 * whole
+    assert found["sgd", None].checkpoint_bytes == 2 * whole
