@@ -97,6 +97,8 @@ class Experts(nn.Module):
         loss = self._losses(logits, probs, chosen, (s, b)) / (self.num_sparse_layers * self.tp.size)
         return _WithLoss.apply(out, loss, self.auxiliary)  # type: ignore[no-any-return]
 
+    # Rows of an expert differ from batch to batch, so that a compiled form would be made anew for each.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _run_experts(self, flat: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         """Send each token to its experts and add up what they make of it: (t, h), (t, k), (t, k) -> (t, h)."""
         num_experts, k = self.moe.num_experts, chosen.shape[1]

@@ -98,3 +98,23 @@ def test_every_family_has_the_same_losses_and_gradients_at_every_layout(layout: 
 )
 def test_execution_choices_change_nothing_of_a_family(layout: tuple[int, int, int], changes: dict[str, Any]) -> None:
     _assert_equal(_run(layout, UNLIKE, **changes))
+
+
+EXPERTS = {"moe": {**MORE["experts with all losses"][1]["moe"], "shared_ffn_hidden_size": 16}}
+
+
+def _train_experts(layout: tuple[int, int, int], variants: tuple[dict[str, Any], ...]) -> list[Any]:
+    configs = [tiny_config("mixtral", layout, model=EXPERTS, **variant) for variant in variants]
+    return [curve(new_trainer(config), 3) for config in configs]
+
+
+def test_experts_learn_the_same_under_every_optimizer_and_nearly_so_in_every_precision() -> None:
+    muon: dict[str, Any] = {"optimizer": {"kind": "muon"}}
+    exact = run_on_ranks(1, _train_experts, (1, 1, 1), (muon, {}))[0]
+    lower = tuple({"precision": precision} for precision in ("float32", "bf16", "fp16"))
+
+    at_two = run_on_ranks(4, _train_experts, (2, 1, 2), (muon, *lower))[0]
+
+    assert relative_difference(at_two[0], exact[0]) < 1e-12
+    for found, tolerance in zip(at_two[1:], (1e-5, 2e-2, 2e-2), strict=True):
+        assert relative_difference(found, exact[1]) < tolerance
