@@ -106,7 +106,13 @@ def _prepared(settings: CleanConfig, inputs: Mapping[str, Artifact], workspace: 
             "mask_personal_data, min_characters, max_characters (shardline clean --help)."
         )
     files = source_files(settings.sources, inputs, _source_settings(settings))
-    form = RecordFormat(settings.text_key, settings.subset_key, content=settings.format, text_unit=settings.text_unit)
+    form = RecordFormat(
+        settings.text_key,
+        settings.subset_key,
+        content=settings.format,
+        text_unit=settings.text_unit,
+        checked_only=settings.on_error == "quarantine",
+    )
     folder = workspace.path.absolute()
     parts = kept_plan(folder, files, part_bytes=settings.part_bytes, form=form, may_begin=True)
     names = _indexed_sets(settings, inputs, form, folder / UNFINISHED)

@@ -134,7 +134,13 @@ def _parts_of(candidate: Candidate, text: str) -> list[tuple[str, str]]:
 def _user_documents(
     files: Sequence[SourceFile], settings: CorpusConfig, counts: Counter[str], folder: Path
 ) -> Iterator[Document]:
-    form = RecordFormat(settings.text_key, settings.subset_key, content=settings.format, text_unit=settings.text_unit)
+    form = RecordFormat(
+        settings.text_key,
+        settings.subset_key,
+        content=settings.format,
+        text_unit=settings.text_unit,
+        checked_only=settings.on_error == "quarantine",
+    )
     rejects = []
     for number, file in enumerate(files):
         try:

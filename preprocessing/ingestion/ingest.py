@@ -243,7 +243,14 @@ def _tokenizer_path(settings: IngestConfig, inputs: Mapping[str, Artifact]) -> P
 
 def _record_format(settings: IngestConfig) -> RecordFormat:
     replaces_invalid = settings.invalid_unicode == "replace"
-    return RecordFormat(settings.text_key, settings.subset_key, replaces_invalid, settings.format, settings.text_unit)
+    return RecordFormat(
+        settings.text_key,
+        settings.subset_key,
+        replaces_invalid,
+        settings.format,
+        settings.text_unit,
+        checked_only=settings.on_error == "quarantine",
+    )
 
 
 def _source_settings(settings: IngestConfig) -> SourceSettings:

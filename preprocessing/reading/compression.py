@@ -39,17 +39,29 @@ def packing_of(head: bytes) -> Packing:
 
 
 def decompressed_chunks(
-    source: SourceFile, packing: Packing, *, start: int = 0, stop: int | None = None, limit_bytes: int | None = None
+    source: SourceFile, packing: Packing, *, start: int = 0, stop: int | None = None, checked_only: bool = False
 ) -> Chunks:
     """Yield the decompressed bytes of a file in chunks, none empty, each with the place in the file reached so far.
 
     Args:
         start, stop: Bytes of the file between which to read; in a compressed file, where a member
             or frame begins.
+        checked_only: Of a damaged stream give only members and frames that are whole. A checksum
+            stands at their end, so what was decompressed of the damaged one may be anything. It takes a
+            pass over the file beforehand. One that ends early is given as far as it goes.
 
     Raises:
         DamagedStreamError: After the last good chunk, if the stream is damaged or ends early.
     """
+    damage = _damage_ahead(source, packing, start, stop) if checked_only and packing != "plain" else None
+    if damage is not None:
+        left = damage.checked_bytes or 0
+        for chunk, place in decompressed_chunks(source, packing, start=start, stop=stop):
+            if not left:
+                break
+            yield chunk[:left], place
+            left -= min(left, len(chunk))
+        raise damage
     with source.open() as file:
         if start:
             file.seek(start)
@@ -57,18 +69,56 @@ def decompressed_chunks(
         yield from decode(raw, packing, source.name)
 
 
-def decode(raw: Iterable[tuple[bytes, int]], packing: Packing, name: str) -> Chunks:
+def checked_line_rest(source: SourceFile, packing: Packing, start: int) -> bytes:
+    """Return the bytes from `start` on through the first newline, of members and frames that are whole.
+
+    Raises:
+        DamagedStreamError: The one in which the line ends is damaged, or the file ends in it.
+    """
+    found = bytearray()
+    end = 0
+    checked: list[int] = []
+    with source.open() as file:
+        file.seek(start)
+        raw = _raw_chunks(file, start, None, ZSTD_READ_BYTES if packing == "zstd" else READ_BYTES, source.name)
+        for chunk, _ in decode(raw, packing, source.name, checked=checked):
+            if not end:
+                found += chunk
+                end = found.find(b"\n") + 1
+            if end and checked and checked[-1] >= end:
+                break
+    return bytes(found[: end or None])
+
+
+def _damage_ahead(source: SourceFile, packing: Packing, start: int, stop: int | None) -> DamagedStreamError | None:
+    """Read a stream and return what is wrong with it, unless it only ends early."""
+    try:
+        for _ in decompressed_chunks(source, packing, start=start, stop=stop):
+            pass
+    except DamagedStreamError as error:
+        if error.is_truncated:
+            return None
+        kept = error.checked_bytes or 0
+        reason = f"{error.reason}; only its whole members before that are kept, {kept} bytes decompressed"
+        return DamagedStreamError(error.file, reason, False, kept)
+    return None
+
+
+def decode(
+    raw: Iterable[tuple[bytes, int]], packing: Packing, name: str, *, checked: list[int] | None = None
+) -> Chunks:
     """Decompress chunks; see `decompressed_chunks`.
 
     Args:
         raw: Compressed chunks, each with the place in the file at its end.
         name: The file as the user named it, for messages.
+        checked: Takes, at the end of each whole member or frame, the decompressed bytes up to there.
     """
     if packing == "plain":
         yield from raw
         return
     decoder: _Decoder | None = None
-    position = 0
+    position = total = whole = 0
     for data, position in raw:
         while data:
             if decoder is None:
@@ -79,18 +129,21 @@ def decode(raw: Iterable[tuple[bytes, int]], packing: Packing, name: str) -> Chu
                 decoder = _new_decoder(packing)
             try:
                 for output in _outputs(decoder, data):
+                    total += len(output)
                     for first in range(0, len(output), CHUNK_BYTES):
                         yield output[first : first + CHUNK_BYTES], position
             except Exception as error:  # the libraries' errors have no common base
-                raise _damaged(name, packing, position, error) from error
+                raise _damaged(name, packing, position, whole, error) from error
             data = decoder.unused_data
             if decoder.eof:
-                decoder = None
+                decoder, whole = None, total
+                if checked is not None:
+                    checked.append(whole)
             elif not data:
                 break
     if decoder is not None:
         raise DamagedStreamError(
-            name, f"the {packing} stream ends early: the file is truncated at byte {position}", True
+            name, f"the {packing} stream ends early: the file is truncated at byte {position}", True, whole
         )
 
 
@@ -138,7 +191,6 @@ def _outputs(decoder: _Decoder, data: bytes) -> Iterator[bytes]:
         yield decoder.decompress(b"", CHUNK_BYTES)
 
 
-def _damaged(name: str, packing: Packing, position: int, error: Exception) -> DamagedStreamError:
-    return DamagedStreamError(
-        name, f"damaged {packing} data, or bytes that are not {packing}, before byte {position} ({error})", False
-    )
+def _damaged(name: str, packing: Packing, position: int, whole: int, error: Exception) -> DamagedStreamError:
+    reason = f"damaged {packing} data, or bytes that are not {packing}, before byte {position} ({error})"
+    return DamagedStreamError(name, reason, False, whole)

@@ -9,7 +9,7 @@ newline. Where a file is cut at zstd frames, "byte" means the decompressed one.
 from collections.abc import Iterator
 
 from preprocessing.reading.blocks import BLOCK_BYTES, LINE_BYTES, LineBlock, Position
-from preprocessing.reading.compression import Chunks, Packing, decompressed_chunks
+from preprocessing.reading.compression import Chunks, Packing, checked_line_rest, decompressed_chunks
 from preprocessing.reading.damage import DamagedStreamError
 from preprocessing.reading.source_file import SourceFile
 
@@ -65,11 +65,14 @@ def line_blocks(
         raise damage
 
 
-def piece_chunks(source: SourceFile, packing: Packing, start: int, stop: int | None, offset: int) -> Chunks:
+def piece_chunks(
+    source: SourceFile, packing: Packing, start: int, stop: int | None, offset: int, *, checked_only: bool = False
+) -> Chunks:
     """Yield the bytes of the lines of a piece but for its first `offset` bytes.
 
     Args:
         start, stop: Bytes on disk between which the piece lies.
+        checked_only: As for `decompressed_chunks`.
     """
     first = start
     if start:
@@ -81,11 +84,15 @@ def piece_chunks(source: SourceFile, packing: Packing, start: int, stop: int | N
         if stop is not None and start + offset > stop:
             return
         start, offset = start + offset, 0
-    for chunk, place in decompressed_chunks(source, packing, start=start, stop=stop):
+    for chunk, place in decompressed_chunks(source, packing, start=start, stop=stop, checked_only=checked_only):
         if offset < len(chunk):
             yield chunk[offset:], place - first
         offset = max(0, offset - len(chunk))
     if stop is None or offset:
+        return
+    if checked_only and packing != "plain":
+        if rest := checked_line_rest(source, packing, stop):
+            yield rest, stop - first
         return
     for chunk, place in decompressed_chunks(source, packing, start=stop):
         end = chunk.find(b"\n") + 1

@@ -151,9 +151,11 @@ def piece_blocks(
         if piece.size_bytes and source.size_bytes < expected:
             reason = f"ends at byte {source.size_bytes}, before byte {expected}: the file became shorter"
             raise DamagedStreamError(source.name, reason, True)
-        chunks = piece_chunks(source, kind.packing, piece.start, piece.stop, start.offset)
+        chunks = piece_chunks(
+            source, kind.packing, piece.start, piece.stop, start.offset, checked_only=form.checked_only
+        )
         return cut(kind.content, chunks, start)
-    chunks = decompressed_chunks(source, kind.packing)
+    chunks = decompressed_chunks(source, kind.packing, checked_only=form.checked_only)
     first = Position(start.piece)
     if kind.content != "tar":
         return from_line(cut(kind.content, chunks, first), start.line)

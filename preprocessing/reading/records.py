@@ -32,6 +32,7 @@ class RecordFormat:
         replaces_invalid: Replace invalid UTF-8 and lone surrogates by U+FFFD, not reject.
         content: What files of lines hold; "auto" tells by name and first character.
         text_unit: What is one document in plain text.
+        checked_only: Of a damaged compressed file take only what stands under a checksum that holds.
     """
 
     text_key: str = "text"
@@ -39,6 +40,7 @@ class RecordFormat:
     replaces_invalid: bool = False
     content: Literal["auto", "jsonl", "text"] = "auto"
     text_unit: Literal["line", "paragraph", "document"] = "document"
+    checked_only: bool = False
 
 
 @dataclass(frozen=True)
