@@ -48,9 +48,7 @@ class StabilityConfig(Settings):
         6.0, gt=0, description="A spike is more standard deviations than this above the mean of the window."
     )
     spike_window: PositiveInt = Field(128, ge=8, description="Updates that mean and deviation are taken of.")
-    max_in_a_row: PositiveInt = Field(
-        10, description="Steps without an update, or roll-backs to one checkpoint, in a row that stop the run."
-    )
+    max_in_a_row: PositiveInt = Field(10, description="Steps in a row without an update that stop the run.")
 
     @property
     def rolls_back(self) -> bool:
