@@ -27,7 +27,7 @@ CARD = "data_card.json"
 REJECTS = "rejects.jsonl"
 MAX_ROWS = 200  # of a table
 ACCOUNT = ("lines", "documents", "empty", "filtered", "rejected", "tokens", "bytes")
-_VALUES = re.compile(r"'[^']*'|\"[^\"]*\"|0x[0-9a-f]+|U\+[0-9A-F]+|\d+")
+_VALUES = re.compile(r"0x[0-9a-f]+|U\+[0-9A-F]+|(?<![\w.+-])\d+(?![\w-])")
 
 
 def data_card(settings: DataCardConfig, inputs: Mapping[str, Artifact], workspace: Workspace) -> dict[str, Any]:

@@ -87,7 +87,8 @@ def verify_path(path: Path, artifact: Artifact | None) -> tuple[list[str], list[
     if artifact is not None:
         checked.append(f"{len(artifact.manifest.files)} files by digest")
         problems += [
-            f"{path / name}: missing, or its bytes are not those of the manifest" for name in damaged_files(artifact)
+            f"{path / name}: {'its bytes are not those of the manifest' if (path / name).exists() else 'missing'}"
+            for name in damaged_files(artifact)
         ]
         problems += manifest_contradictions(artifact)
     elif (path / RECIPE).is_file():

@@ -1,6 +1,7 @@
 """What a user may write for an artifact: a path, a name, or a prefix of its fingerprint."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from contracts.artifact import MANIFEST, Artifact, read_artifact
 from contracts.errors import ConfigError
@@ -26,7 +27,7 @@ def artifact_at(reference: str, store: ArtifactStore, kinds: tuple[str, ...] = (
     path = as_path(reference)
     if path is not None and (path / MANIFEST).is_file():
         artifact = read_artifact(path)
-    elif path is not None:
+    elif path is not None or _is_pair(reference):
         return None
     else:
         artifact = store.find(reference)
@@ -34,6 +35,14 @@ def artifact_at(reference: str, store: ArtifactStore, kinds: tuple[str, ...] = (
         article = "an" if artifact.kind[0] in "aeiou" else "a"
         raise ConfigError(f"{reference} is {article} {artifact.kind}; a {' or '.join(kinds)} is needed here.")
     return artifact
+
+
+def _is_pair(reference: str) -> bool:
+    """Tell the prefix of a .bin/.idx pair, as Megatron-LM writes it."""
+    try:
+        return bool(reference) and Path(f"{reference}.idx").expanduser().is_file()
+    except (OSError, ValueError, RuntimeError):
+        return False
 
 
 def artifact_of(reference: str, store: ArtifactStore, kinds: tuple[str, ...]) -> Artifact:

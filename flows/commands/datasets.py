@@ -50,7 +50,7 @@ def import_(
 
     Tokens are copied as they are; every id is checked, the index is written anew.
 
-    Example: [bold]shardline import --source pile/pile_text_document --tokenizer gpt2 --output dataset[/bold]
+    Example: [bold]shardline import --source pile_text_document --tokenizer gpt2/tokenizer.json -o dataset[/bold]
     """
     from preprocessing.dataset.config import ImportConfig
     from preprocessing.stages import IMPORT

@@ -51,9 +51,8 @@ def verify(reference: Reference, store: StoreOption = None, as_json: JsonOption 
     else:
         for problem in problems:
             print(problem)
-        print(
-            f"{len(problems)} problems; checked {', '.join(checked)}." if problems else f"sound: {', '.join(checked)}."
-        )
+        count = f"{len(problems)} problem{'' if len(problems) == 1 else 's'}"
+        print(f"{count}; checked {', '.join(checked)}." if problems else f"sound: {', '.join(checked)}.")
     if problems:
         raise typer.Exit(1)
 

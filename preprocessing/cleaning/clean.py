@@ -153,7 +153,7 @@ def _evaluation_files(settings: CleanConfig) -> list[SourceFile]:
 
 
 def _heldout_files(settings: CleanConfig, inputs: Mapping[str, Artifact]) -> list[SourceFile]:
-    if settings.decontaminate_heldout is False:
+    if not (settings.decontaminate if settings.decontaminate_heldout is None else settings.decontaminate_heldout):
         return []
     corpus = inputs.get("corpus")
     if corpus is None or not any(entry.path.startswith(f"{HELDOUT}/") for entry in corpus.manifest.files):

@@ -88,7 +88,7 @@ class CleanConfig(Settings):
     )
     decontaminate_heldout: bool | None = Field(
         None,
-        description="Whether the held-out part of a corpus artifact is an evaluation set too. Empty: if there is one.",
+        description="Whether the held-out part of a corpus artifact is an evaluation set. Empty: if others are named.",
     )
     ngram: int = Field(13, ge=1, le=64, description="Words in an n-gram of decontamination: 13 as GPT-3, 8 finds more.")
     max_share: float = Field(
@@ -113,7 +113,7 @@ class CleanConfig(Settings):
 
     @property
     def has_steps(self) -> bool:
-        """Any step is on besides the held-out part, which is compared if any other is."""
+        """Any step is on."""
         lengths = self.min_characters or self.max_characters
         rules = self.quality or self.languages or self.decontaminate or self.decontaminate_heldout
         return bool(lengths or rules or self.exact or self.minhash or self.mask_personal_data)

@@ -75,8 +75,10 @@ def find_foreign(path: Path) -> list[Path]:
         prefix = pair_prefix(path)
         found = [prefix.with_name(f"{prefix.name}.idx")]
     missing = next((file for file in found if not file.is_file()), None)
-    if missing is not None or not found:
-        raise ConfigError(f"import.sources: {missing or path} is no .idx or .ds file, nor a folder that holds some.")
+    if missing is not None:
+        raise ConfigError(f"import.sources: there is no file {missing}. Name prefixes, .ds files or folders of them.")
+    if not found:
+        raise ConfigError(f"import.sources: the folder {path} holds no .idx or .ds file.")
     return found
 
 

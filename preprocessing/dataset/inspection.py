@@ -51,6 +51,8 @@ def inspect_dataset(path: str | Path) -> dict[str, Any]:
     if is_of_the_pile(dataset.summary.get("subsets", {})):
         rows = compare_with_published(dataset.summary["subsets"])
         result["published"] = [{"subset": name, **row} for name, row in rows.items()]
+    if found := [problem for shard in dataset.shards for problem in shard.problems()]:
+        result["problems"] = found
     if dataset.num_sequences:
         result["sequence_lengths"] = length_histogram(dataset.lengths)
         result["samples"] = [
@@ -125,7 +127,9 @@ def verify_dataset(path: str | Path) -> list[str]:
     try:
         dataset = TokenDataset(path)
     except ShardlineError as error:
-        return [str(error)]
+        pairs = sorted(Path(path).glob("*.idx")) if Path(path).is_dir() else []
+        found = [problem for pair in pairs for problem in verify_dataset(pair)] if len(pairs) > 1 else []
+        return found or [str(error)]
     problems = []
     for shard in dataset.shards:
         problems += [*shard.problems(), *_bad_ids(shard, dataset.vocab_size)]

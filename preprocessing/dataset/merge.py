@@ -26,7 +26,7 @@ from contracts.stage import Stage
 from contracts.store import Workspace
 from preprocessing.dataset.config import MergeConfig
 from preprocessing.dataset.indexed_dataset import CHUNK_SEQUENCES, IndexedDataset, index_header
-from preprocessing.dataset.token_dataset import TokenDataset, artifact_content, pair_files
+from preprocessing.dataset.token_dataset import TokenDataset, artifact_content, pair_files, refuse_mixed_tokenizers
 from preprocessing.ingestion.document_table import DOCUMENTS
 from preprocessing.ingestion.shards import REJECTS, shard_name
 
@@ -186,9 +186,7 @@ def _agreed(datasets: Sequence[TokenDataset]) -> dict[str, Any]:
                     f"{dataset.path} was made with {name} {value}, {known[0].path} with {found[name]}. "
                     "Only datasets of one tokenizer and one way of marking documents can be merged."
                 )
-    definitions = {dataset.tokenizer.definition for dataset in known if dataset.has_tokenizer}
-    if len(definitions) > 1:
-        raise ConfigError("the datasets were made with different tokenizers: their tokenizer.json differ.")
+    refuse_mixed_tokenizers(known)
     return found
 
 

@@ -4,7 +4,7 @@ Sequences and documents are numbered through all shards. Nothing is copied: toke
 memory-mapped, and only lengths are held (4 bytes a sequence).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -233,6 +233,21 @@ class TokenDataset:
         column = pq.read_table(table_path, columns=["subset"]).column("subset").combine_chunks().dictionary_encode()
         names = [str(name) for name in column.dictionary.to_pylist()]
         return column.indices.fill_null(len(names)).to_numpy().astype(np.int64), [*names, "none"]
+
+
+def refuse_mixed_tokenizers(datasets: Sequence[TokenDataset]) -> None:
+    """Make sure that ids mean the same in all datasets whose tokenizer is known.
+
+    Raises:
+        ConfigError: Two of them keep different tokenizers.
+    """
+    known = [dataset for dataset in datasets if dataset.has_tokenizer]
+    for dataset in known[1:]:
+        if dataset.tokenizer.definition != known[0].tokenizer.definition:
+            raise ConfigError(
+                f"{dataset.path} and {known[0].path} were made with different tokenizers: their tokenizer.json differ, "
+                "so their ids do not mean the same. Ingest one of them again with the other's tokenizer."
+            )
 
 
 def pair_files(path: str | Path) -> dict[str, Path]:

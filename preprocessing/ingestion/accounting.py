@@ -3,6 +3,7 @@
 lines = documents + empty + filtered + rejected, for each file and in total.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from contracts.errors import InputError
 from contracts.progress import Progress
 from contracts.workspace import StoreAtWork
 from preprocessing.config import IngestConfig
-from preprocessing.ingestion.encoding import EncodingPlan
+from preprocessing.ingestion.encoding import NO_SUBSET, EncodingPlan
 from preprocessing.ingestion.shards import REJECTS
 from preprocessing.ingestion.tally import LINE_COUNTS, Tally
 from preprocessing.reading.recorded import recorded_source
@@ -38,6 +39,7 @@ def check_lines(settings: IngestConfig, tally: Tally, files: Sequence[SourceFile
     """
     refuse_too_many_rejects(settings, tally.counts["rejected"], lines=num_lines(tally), first=_first_reject(tally))
     _refuse_empty(settings, tally, files)
+    _refuse_absent_subsets(settings, tally)
     for number, counts in tally.places.items():
         found = sum(counts[name] for name in LINE_COUNTS)
         if found != counts["lines"]:
@@ -89,16 +91,32 @@ def _refuse_empty(settings: IngestConfig, tally: Tally, files: Sequence[SourceFi
         if settings.subsets:
             cure = "Check ingest.subsets (--subset), ingest.subset_key (--subset-key) and the sources."
     raise EmptyDatasetError(
-        f"no record of {len(files)} files gave a document: {tally.counts['rejected']} rejected, "
-        f"{tally.counts['empty']} empty.{_first_reject(tally)}{damaged} {cure}"
+        f"no record of {len(files)} files gave a document: {num_lines(tally)} lines, "
+        f"{tally.counts['rejected']} rejected, {tally.counts['empty']} empty.{_first_reject(tally)}{damaged} {cure}"
     )
 
 
-def tell_findings(progress: Progress, tally: Tally, files: Sequence[SourceFile]) -> None:
+def _refuse_absent_subsets(settings: IngestConfig, tally: Tally) -> None:
+    absent = [name for name in settings.subsets if name not in tally.subsets]
+    if absent:
+        others = [reason.removeprefix("subset ") for reason in tally.filtered if reason.startswith("subset ")]
+        found = ", ".join(sorted({*tally.subsets, *others})) or "none"
+        raise EmptyDatasetError(
+            f"ingest.subsets: no document is of the subset {', '.join(map(repr, absent))}. Subsets in the sources: "
+            f"{found[:500]}. Mend the name, or leave it out."
+        )
+
+
+def tell_findings(settings: IngestConfig, progress: Progress, tally: Tally, files: Sequence[SourceFile]) -> None:
     """Say what a user should not miss: damaged files, rejects, texts that do not survive the tokenizer."""
     for number, damage in tally.damaged.items():
         taken = tally.places[number]["lines"] if number in tally.places else 0
         progress.note(f"{files[int(number)].name}: {damage['reason']}; {taken} records were taken")
+    for name, count in Counter((str(file.place), file.first_byte) for file in files).items():
+        if count > 1:
+            progress.note(f"{name[0]} is given {count} times, so its documents are there {count} times")
+    if set(tally.subsets) == {NO_SUBSET} and settings.subset_key != IngestConfig().subset_key:
+        progress.note(f"no record has a subset under {settings.subset_key!r} (ingest.subset_key)")
     if tally.counts["filtered"]:
         most = ", ".join(f"{reason} ({count})" for reason, count in tally.filtered.most_common(5))
         progress.note(f"{tally.counts['filtered']} records were filtered: {most}")

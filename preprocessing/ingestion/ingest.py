@@ -215,7 +215,7 @@ def _finish(settings: IngestConfig, prepared: Prepared, workspace: Workspace) ->
     parts = finished_parts(job)
     check_lines(settings, parts.tally, job.files)
     workspace.known_digests.update(assemble(job, parts))
-    tell_findings(workspace.progress, parts.tally, job.files)
+    tell_findings(settings, workspace.progress, parts.tally, job.files)
     summary = summarize(settings, prepared.tokenizer, job.encoding, parts.tally, job.files, workspace.store)
     summary["shards"] = parts.num_shards
     if settings.preset == "pile":

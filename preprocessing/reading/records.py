@@ -270,6 +270,8 @@ class _SubsetReader:
                 if not isinstance(value, dict) or part not in value:
                     return None
                 value = value[part]
+        if value.__class__ is int:
+            value = str(value)
         if not isinstance(value, str) or not value:
             return None
         name = self._names.get(value)

@@ -24,15 +24,21 @@ from contracts.files import user_path, write_atomically
 from contracts.stage import Stage
 from contracts.store import Workspace
 from preprocessing.config import IndexConfig
-from preprocessing.dataset.token_dataset import TokenDataset, artifact_content, pair_files
+from preprocessing.dataset.token_dataset import (
+    TokenDataset,
+    artifact_content,
+    pair_files,
+    refuse_mixed_tokenizers,
+)
 from preprocessing.reading.recorded import recorded_path
 from preprocessing.samples.bert_index import build_sentence_part
 from preprocessing.samples.index_files import INDEX_FILE, INDEX_FORMAT
 from preprocessing.samples.kernels import blend, blend_exhaustively
 from preprocessing.samples.parts import Asked, Part, find_parts
 from preprocessing.samples.sample_index import plan_units, save_array, save_sample_index
+from preprocessing.samples.special_tokens import bert_tokens, fim_tokens
 from preprocessing.samples.splits import SPLITS, parse_split
-from preprocessing.samples.t5_lengths import lengths_for_encoder
+from preprocessing.samples.t5_lengths import check_sentinels, lengths_for_encoder
 
 # Each dataset of a weighted blend is built for this much more than its share, so that rounding
 # never asks for a sample that it lacks (Megatron-LM: mid_level_dataset_surplus).
@@ -72,6 +78,8 @@ def build_index(
     Args:
         note: Told of what a user should know, such as repeated data or an empty split.
     """
+    refuse_mixed_tokenizers(datasets)
+    _check_objective(settings, datasets)
     parts = find_parts(datasets, settings.subsets)
     for name in ("weights", "epochs", "tokens"):
         numbers = getattr(settings, name)
@@ -107,6 +115,23 @@ def build_index(
         "splits": splits,
         "warnings": warnings,
     }
+
+
+def _check_objective(settings: IndexConfig, datasets: Sequence[TokenDataset]) -> None:
+    """Make sure, before anything is built, that the tokenizer has the tokens of the objective.
+
+    Raises:
+        ConfigError: It lacks one, or the first dataset keeps no tokenizer.
+    """
+    if settings.objective == "causal":
+        return
+    tokenizer = datasets[0].tokenizer
+    if settings.objective == "fim":
+        fim_tokens(tokenizer)
+    elif settings.objective == "bert":
+        bert_tokens(tokenizer)
+    else:
+        check_sentinels(tokenizer, lengths_for_encoder(settings.seq_length, settings.t5))
 
 
 def _objective_of(settings: IndexConfig) -> dict[str, Any]:

@@ -13,12 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from contracts.errors import ConfigError
 from preprocessing.dataset.token_dataset import TokenDataset
 from preprocessing.samples.gpt import GPTSamples
 from preprocessing.samples.objectives import T5Config
-from preprocessing.samples.special_tokens import sentinel_tokens
-from preprocessing.samples.t5_lengths import SpanLengths, lengths_of_window
+from preprocessing.samples.t5_lengths import SpanLengths, check_sentinels, lengths_of_window
 
 Ids = npt.NDArray[np.int64]
 
@@ -59,13 +57,8 @@ class T5Samples:
         self.lengths = lengths_of_window(self.windows.row_tokens, objective)
         tokenizer = self.windows.datasets[0].tokenizer
         self._eos = tokenizer.require_eod()
-        self._sentinels = sentinel_tokens(tokenizer)
+        self._sentinels = check_sentinels(tokenizer, self.lengths)
         self._seed: int = self.windows.index.description["seed"]
-        if len(self._sentinels) < self.lengths.spans:
-            raise ConfigError(
-                f"a sample of {self.lengths.window} tokens has {self.lengths.spans} spans, but the tokenizer has only "
-                f"{len(self._sentinels)} sentinels. Use a shorter seq_length or longer spans."
-            )
 
     def __len__(self) -> int:
         return len(self.windows)

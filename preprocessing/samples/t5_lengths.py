@@ -2,8 +2,13 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from contracts.errors import ConfigError
 from preprocessing.samples.objectives import T5Config
+from preprocessing.samples.special_tokens import sentinel_tokens
+from preprocessing.tokenization.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -51,3 +56,19 @@ def lengths_of_window(window: int, objective: T5Config) -> SpanLengths:
     noise = min(max(1, round(window * objective.noise_density)), window - 1)
     spans = min(max(1, round(noise / objective.mean_span_length)), noise, window - noise)
     return SpanLengths(window, noise, spans)
+
+
+def check_sentinels(tokenizer: Tokenizer, lengths: SpanLengths) -> npt.NDArray[np.int64]:
+    """Return the sentinels of a tokenizer, in order.
+
+    Raises:
+        ConfigError: It has none, fewer than a sample has spans, or no EOS.
+    """
+    tokenizer.require_eod()
+    sentinels = sentinel_tokens(tokenizer)
+    if len(sentinels) < lengths.spans:
+        raise ConfigError(
+            f"a sample of {lengths.window} tokens has {lengths.spans} spans, but the tokenizer has only "
+            f"{len(sentinels)} sentinels. Use a shorter seq_length or longer spans."
+        )
+    return sentinels

@@ -159,6 +159,10 @@ def _alphabet(texts: TrainingTexts, limit: int) -> list[str]:
 
 
 def _train_unigram(settings: TokenizerConfig, texts: TrainingTexts) -> Any:
+    texts.note(
+        f"unigram training is slow: about half a minute for each MB of text, of which up to "
+        f"{settings.max_bytes / 1e6:.0f} MB are taken (tokenizer.max_bytes)"
+    )
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.Unigram())

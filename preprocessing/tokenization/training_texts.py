@@ -39,6 +39,10 @@ class TrainingTexts:
         self.num_bytes = 0
         self.num_rejected = 0
 
+    def note(self, text: str) -> None:
+        """Tell the user something."""
+        self._progress.note(text)
+
     def __iter__(self) -> Iterator[str]:
         limit = self._settings.max_bytes
         for text in self._spread_texts() if self._settings.sample == "spread" else self._all_texts():

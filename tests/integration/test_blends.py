@@ -164,3 +164,10 @@ def test_samples_are_read_alike_one_by_one_and_in_batches(tmp_path: Path, _datas
     for wrong in (-1, 300):
         with pytest.raises(IndexError, match=f"sample {wrong} of 300"):
             samples.tokens([0, wrong])
+
+
+def test_datasets_of_different_tokenizers_are_not_blended(tmp_path: Path, _dataset: TokenDataset):
+    source = corpus(tmp_path / "a.jsonl", 20)
+    other = ingest_files([str(source)], tmp_path / "other", tokenizer="byte258_bos")
+    with pytest.raises(ConfigError, match="different tokenizers"):
+        built(tmp_path / "i", [_dataset, TokenDataset(other.path)])

@@ -189,8 +189,8 @@ def test_the_heldout_part_is_kept_and_is_an_evaluation_set(tmp_path: Path):
     leaked = write_lines(tmp_path / "b.jsonl", [*documents, f"{prose(generator)}\n{heldout[0]}"])
     gathered = CORPUS.run(CorpusConfig(sources=(str(leaked),), heldout_fraction=0.1), store=store)
 
-    corpus = run_clean({"exact": True}, tmp_path / "out", inputs={"corpus": gathered})
-    careless = run_clean({"exact": True, "decontaminate_heldout": False}, tmp_path / "two", inputs={"corpus": gathered})
+    corpus = run_clean({"exact": True, "decontaminate_heldout": True}, tmp_path / "out", inputs={"corpus": gathered})
+    careless = run_clean({"exact": True}, tmp_path / "two", inputs={"corpus": gathered})
 
     assert [record.text for record in kept(corpus, "heldout")] == [record.text for record in kept(gathered, "heldout")]
     assert corpus.summary["heldout_documents"] == gathered.summary["heldout_documents"]

@@ -103,7 +103,8 @@ def test_files_of_one_name_stay_apart_after_a_merge(tmp_path: Path):
     parts = [ingest_files([str(source)], tmp_path / f"p{n}") for n, source in enumerate(sources)]
     dataset = TokenDataset(merged([item.path for item in parts], tmp_path / "m").path)
     assert [row["file"] for row in dataset.document_rows(np.arange(6))] == ["a.jsonl"] * 3 + ["a.jsonl#2"] * 3
-    assert [dataset.source_paths[name] for name in ("a.jsonl", "a.jsonl#2")] == [str(path.resolve()) for path in sources]
+    places = [dataset.source_paths[name] for name in ("a.jsonl", "a.jsonl#2")]
+    assert places == [str(path.resolve()) for path in sources]
 
 
 def test_datasets_that_do_not_fit_together_are_not_merged(tmp_path: Path):
@@ -269,7 +270,7 @@ def test_numbers_that_are_no_token_ids_are_not_imported(tmp_path: Path):
     writer.finish()
     with pytest.raises(InputError, match="no token ids"):
         imported([tmp_path / "rewards"], tmp_path / "data")
-    with pytest.raises(ConfigError, match=r"is no \.idx or \.ds file"):
+    with pytest.raises(ConfigError, match="there is no file"):
         imported([tmp_path / "nothing"], tmp_path / "data")
 
 
@@ -342,3 +343,12 @@ def test_lengths_are_counted_in_powers_of_two():
 
 def test_foreign_pairs_without_a_manifest_are_still_checked():
     assert verify_dataset(SMALL / "datasets" / "merged") == []
+
+
+def test_every_broken_pair_of_a_folder_is_named(tmp_path: Path):
+    for name in ("a", "b", "b2"):
+        for suffix in (".bin", ".idx"):
+            data = bytearray((SMALL / "datasets" / f"{name}{suffix}").read_bytes())
+            (tmp_path / f"{name}{suffix}").write_bytes(data[:-1] if name != "a" and suffix == ".bin" else data)
+    problems = verify_dataset(tmp_path)
+    assert [any(name in problem for problem in problems) for name in ("b.bin", "b2.bin")] == [True, True]

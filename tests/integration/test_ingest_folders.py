@@ -1,5 +1,6 @@
 """The cases ING-09, 34 and 42: odd columns, namesakes of equal size and time, many parts for few workers."""
 
+import json
 import os
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 from ingest_cases import CASES, assert_outcome, case_path, expected, ingest_files
 
 from contracts.artifact import Artifact
+from contracts.errors import InputError
 from contracts.store import ArtifactStore
 from preprocessing.config import IndexConfig, IngestConfig
 from preprocessing.dataset.token_dataset import TokenDataset
@@ -57,3 +59,12 @@ def test_ing_42_parts_come_in_the_order_of_their_names_for_any_workers(tmp_path:
         "part_1.jsonl.gz",
         "part_10.jsonl.gz",
     ]
+
+
+def test_a_subset_that_no_document_has_is_an_error_that_names_those_there_are(tmp_path: Path):
+    lines = [json.dumps({"text": f"of {name}", "meta": {"pile_set_name": name}}) for name in ("x", "y", 7)]
+    (tmp_path / "a.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    with pytest.raises(InputError, match=r"of the subset 'zzz'\. Subsets in the sources: 7, x, y"):
+        ingest_files([str(tmp_path / "a.jsonl")], tmp_path / "out", subsets=("x", "zzz"))
+    assert not (tmp_path / "out").exists()
+    assert list(ingest_files([str(tmp_path / "a.jsonl")], tmp_path / "one", subsets=("7",)).summary["subsets"]) == ["7"]

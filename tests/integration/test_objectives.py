@@ -190,10 +190,10 @@ def test_noise_has_the_density_and_the_spans_asked_for():
     assert places[20:80].std() < 30
 
 
-def test_too_few_sentinels_are_refused(tmp_path: Path, _dataset: TokenDataset):
-    built(tmp_path, _dataset, objective="t5", seq_length=400, t5=T5Config(mean_span_length=1))
+def test_too_few_sentinels_are_refused_before_anything_is_built(tmp_path: Path, _dataset: TokenDataset):
     with pytest.raises(ConfigError, match="only 20 sentinels"):
-        T5Samples(tmp_path, "train", [_dataset])
+        built(tmp_path / "i", _dataset, objective="t5", seq_length=400, t5=T5Config(mean_span_length=1))
+    assert not (tmp_path / "i").exists()
 
 
 MARKS = FimTokens(1001, 1002, 1003)
@@ -261,6 +261,5 @@ def test_a_tokenizer_without_the_tokens_is_named(tmp_path: Path, _dataset: Token
     (tmp_path / "data" / "tokenizer").symlink_to(CASES / "_tokenizers" / "byte257")
     dataset = TokenDataset(tmp_path / "data")
     for objective, missing in (("bert", r"\[CLS\]"), ("t5", "<extra_id_0>"), ("fim", "fim_prefix")):
-        built(tmp_path / objective, dataset, objective=objective, seq_length=64)
         with pytest.raises(ConfigError, match=missing):
-            open_samples(tmp_path / objective, "train", [dataset])
+            built(tmp_path / objective, dataset, objective=objective, seq_length=64)
