@@ -5,14 +5,15 @@ rows, or into columns where blocks of rows are fused in memory (gate and up). Se
 what is not cut; one of them writes it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from conversion.catalogue import Box, Shape, num_elements
 from training.config import LayoutConfig, ModelConfig
 from training.optimizer_state import states_in
-from training.parameters import OPTIMIZER_PREFIX, StoredGroup, stage_layers, stored_groups
+from training.parameters import OPTIMIZER_PREFIX, StoredGroup, stored_groups
+from training.pipeline_split import layers_of_stages, stages_of_rank
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,9 @@ def _held(model: ModelConfig, layout: LayoutConfig, rank: int, optimizer: Mappin
     """Everything that one rank holds, in the order in which its model lists it."""
     tp, dp = layout.tensor_parallel, layout.data_parallel
     tp_rank, dp_rank, pp_rank = rank % tp, rank // tp % dp, rank // (tp * dp)
-    for group in _stage_groups(model, layout.pipeline_parallel, pp_rank):
+    layers = layers_of_stages(model, layout)
+    groups = (g for stage in stages_of_rank(layout, pp_rank) for g in _stage_groups(model, layers, stage))
+    for group in groups:
         shards = []
         dp_dim = None if layout.shard == "none" else int(group.is_fused and len(group.shape) > 1)
         for name in group.names:
@@ -82,10 +85,9 @@ def _held(model: ModelConfig, layout: LayoutConfig, rank: int, optimizer: Mappin
                 yield Shard(f"{OPTIMIZER_PREFIX}{shard.name}.{state}", shard.shape, shard.box)
 
 
-def _stage_groups(model: ModelConfig, num_stages: int, stage: int) -> Iterator[StoredGroup]:
+def _stage_groups(model: ModelConfig, layers: Sequence[range], stage: int) -> Iterator[StoredGroup]:
     """The parameters of a stage, in the order in which its modules list them."""
-    is_first, is_last = stage == 0, stage == num_stages - 1
-    layers = stage_layers(model.num_layers, num_stages, stage)
+    is_first, is_last = stage == 0, stage == len(layers) - 1
     table: StoredGroup | None = None
     for group in stored_groups(model):
         kind, *rest = group.names[0].split(".")
@@ -93,7 +95,7 @@ def _stage_groups(model: ModelConfig, num_stages: int, stage: int) -> Iterator[S
             table = group if rest[0] == "word" else table
             is_here = is_first
         elif kind == "layers":
-            is_here = int(rest[0]) in layers
+            is_here = int(rest[0]) in layers[stage]
         else:
             is_here = is_last
         if is_here:

@@ -12,8 +12,10 @@ from pydantic import Field, PositiveInt, model_validator
 
 from contracts.configuration import Settings, added, execution
 from preprocessing.config import Split
+from training.layout_config import LayoutConfig as LayoutConfig
+from training.layout_config import check_layout as check_layout
+from training.layout_config import multiples
 from training.model_config import ModelConfig as ModelConfig
-from training.model_config import choices
 from training.optimizer_config import OptimizerConfig as OptimizerConfig
 from training.schedules import Schedule, batch_rows, step_samples
 from training.stability_config import LossScaleConfig, StabilityConfig
@@ -22,47 +24,6 @@ Precision = Literal["float32", "bf16", "fp16", "float64"]
 DeviceSetting = Literal["auto", "cpu", "cuda"]
 
 IGNORE_INDEX = -100  # label of a position that gives no loss and no score, as in torch
-
-
-class LayoutConfig(Settings):
-    """How the model and the batch are cut over ranks; the product of the degrees is their number."""
-
-    habits: ClassVar[Mapping[str, str]] = {
-        "tensor_model_parallel_size": "tensor_parallel",
-        "pipeline_model_parallel_size": "pipeline_parallel",
-        "tp": "tensor_parallel",
-        "pp": "pipeline_parallel",
-        "dp": "data_parallel",
-    }
-
-    tensor_parallel: PositiveInt = Field(1, description="Ranks that share each layer's matrices.")
-    pipeline_parallel: PositiveInt = Field(1, description="Stages that the layers are dealt to.")
-    data_parallel: PositiveInt = execution(1, description="Ranks that share the rows of a global batch.")
-    context_parallel: PositiveInt = execution(1, description="Ranks that share a sequence; only 1 for now.")
-    virtual_pipeline: PositiveInt = execution(1, description="Stages per rank (interleaving); only 1 for now.")
-    sequence_parallel: bool = execution(
-        True, description="Cut activations between the matrices along the sequence over the tensor-parallel ranks."
-    )
-    shard: Literal["none", "optimizer", "gradients", "parameters"] = execution(
-        "optimizer", description="What the data-parallel ranks share instead of copying (ZeRO 0, 1, 2, 3)."
-    )
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.context_parallel > 1:
-            raise ValueError(f"context_parallel ({self.context_parallel}) above 1 is not supported yet. Use 1.")
-        if self.virtual_pipeline > 1:
-            raise ValueError(f"virtual_pipeline ({self.virtual_pipeline}) above 1 is not supported yet. Use 1.")
-        if self.pipeline_parallel > 1 and self.shard in ("gradients", "parameters"):
-            raise ValueError(
-                f"shard: {self.shard} would gather or reduce once per micro-batch under pipeline_parallel "
-                f"({self.pipeline_parallel}). Use shard: optimizer, or pipeline_parallel: 1."
-            )
-        return self
-
-    @property
-    def world_size(self) -> int:
-        return self.tensor_parallel * self.pipeline_parallel * self.data_parallel * self.context_parallel
 
 
 class PretrainConfig(Settings):
@@ -187,7 +148,7 @@ class PretrainConfig(Settings):
             raise ValueError(
                 f"{name} ({rows}) / (micro_batch_size ({micro}) x layout.data_parallel ({dp}) = {per_pass}) "
                 f"leaves a remainder of {rows % per_pass}. "
-                f"Nearest {name}: {_multiples(rows, per_pass)}; or change micro_batch_size."
+                f"Nearest {name}: {multiples(rows, per_pass)}; or change micro_batch_size."
             )
         passes = rows // per_pass
         if passes < stages:
@@ -247,61 +208,3 @@ def with_vocab_size(config: PretrainConfig, vocab_size: int) -> PretrainConfig:
     data = config.model_dump()
     data["model"]["vocab_size"] = config.model.vocab_size or vocab_size
     return PretrainConfig.model_validate(data)
-
-
-def check_layout(model: ModelConfig, layout: LayoutConfig, *, seq_length: int | None = None) -> None:
-    """Check that `layout` can cut `model`.
-
-    Raises:
-        ValueError: A size is not divisible by a degree; names both, the remainder and the nearest legal degrees.
-    """
-    tp, pp, dp = layout.tensor_parallel, layout.pipeline_parallel, layout.data_parallel
-    sizes = {
-        "model.num_attention_heads": model.num_attention_heads,
-        "model.num_query_groups": model.num_query_groups,
-        "model.ffn_hidden_size": model.ffn_hidden_size,
-    }
-    if model.moe is not None:
-        sizes["model.moe.ffn_hidden_size"] = model.expert_ffn_hidden_size
-        sizes["model.moe.shared_ffn_hidden_size"] = model.moe.shared_ffn_hidden_size or tp
-    for name, size in sizes.items():
-        if size % tp:
-            raise ValueError(
-                f"{name} ({size}) / layout.tensor_parallel ({tp}) leaves a remainder of {size % tp}. "
-                f"{choices('tensor_parallel', size, tp)}."
-            )
-    if model.vocab_size is not None and model.padded_vocab_size % tp:
-        raise ValueError(
-            f"model.vocab_size ({model.vocab_size}) padded to a multiple of {model.vocab_multiple} is "
-            f"{model.padded_vocab_size}, not divisible by layout.tensor_parallel ({tp}). "
-            f"Set model.vocab_multiple: {model.vocab_multiple * tp}."
-        )
-    if seq_length is not None and layout.sequence_parallel and seq_length % tp:
-        raise ValueError(
-            f"seq_length ({seq_length}) / layout.tensor_parallel ({tp}) leaves a remainder of "
-            f"{seq_length % tp}. "
-            f"Nearest seq_length: {_multiples(seq_length, tp)}; or set layout.sequence_parallel: false."
-        )
-    if model.num_layers < pp:
-        raise ValueError(
-            f"model.num_layers ({model.num_layers}) is below layout.pipeline_parallel ({pp}), and every stage "
-            f"needs a layer. Use pipeline_parallel {model.num_layers} or less."
-        )
-    if model.is_gated and layout.shard != "none" and model.hidden_size % dp:
-        raise ValueError(
-            f"model.hidden_size ({model.hidden_size}) / layout.data_parallel ({dp}) leaves a remainder of "
-            f"{model.hidden_size % dp}; the gated MLP is shared by columns. "
-            f"{choices('data_parallel', model.hidden_size, dp)}, or set layout.shard: none."
-        )
-    width = model.expert_ffn_hidden_size
-    if model.moe is not None and layout.shard != "none" and (model.hidden_size % dp or width // tp % dp):
-        raise ValueError(
-            f"model.hidden_size ({model.hidden_size}) and model.moe.ffn_hidden_size ({width}) / "
-            f"layout.tensor_parallel ({tp}) must be divisible by layout.data_parallel ({dp}): experts are shared by "
-            "columns. Change a degree, or set layout.shard: none."
-        )
-
-
-def _multiples(value: int, step: int) -> str:
-    below = value // step * step
-    return f"{below} or {below + step}" if below else str(step)

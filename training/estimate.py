@@ -11,7 +11,8 @@ from typing import Any
 from training.config import PretrainConfig
 from training.flops import active_parameter_count, parameter_count, step_flops_per_token
 from training.optimizer_state import states_of
-from training.parameters import stage_layers, stored_parameters
+from training.parameters import stored_parameters
+from training.pipeline_split import layers_of_stages, rank_of_stage, stages_of_rank
 
 GIB = 2**30
 # Bytes per token and hidden unit that a block keeps for backward at 16 bits without its attention scores,
@@ -140,18 +141,19 @@ def _optimizer_numbers(config: PretrainConfig) -> int:
 
 
 def _parameters_per_rank(config: PretrainConfig) -> int:
-    """Parameters of the stage that holds most, on one tensor-parallel rank."""
+    """Parameters of the stages that hold most, on one tensor-parallel rank."""
     model, layout = config.model, config.layout
-    stages, tp = layout.pipeline_parallel, layout.tensor_parallel
-    owner = {layer: s for s in range(stages) for layer in stage_layers(model.num_layers, stages, s)}
-    held = [0] * stages
+    ranks, tp = layout.pipeline_parallel, layout.tensor_parallel
+    stages = enumerate(layers_of_stages(model, layout))
+    owner = {layer: rank_of_stage(layout, stage) for stage, layers in stages for layer in layers}
+    held = [0] * ranks
     for name, (shape, tp_dim) in stored_parameters(model).items():
         part = math.prod(shape) // (tp if tp_dim is not None else 1)
         if name.startswith("layers."):
             held[owner[int(name.split(".")[1])]] += part
         elif name.startswith("embedding."):
             held[0] += part
-            if name == "embedding.word.weight" and model.tied_embeddings and stages > 1:
+            if name == "embedding.word.weight" and model.tied_embeddings and ranks > 1:
                 held[-1] += part
         else:
             held[-1] += part
@@ -169,9 +171,16 @@ def _activations(config: PretrainConfig, bytes_per_number: int) -> int:
         # Without sequence parallelism the norms, dropouts and residuals (10 of the 34) are not cut.
         per_layer = kept * unit // tp if layout.sequence_parallel else (10 + (kept - 10) // tp) * unit
         once = 0
-    layers = len(stage_layers(model.num_layers, layout.pipeline_parallel, 0))
-    in_flight = min(layout.pipeline_parallel, config.num_micro_batches)
-    return in_flight * layers * per_layer + once
+    return max(_layers_in_flight(config, rank) for rank in range(layout.pipeline_parallel)) * per_layer + once
+
+
+def _layers_in_flight(config: PretrainConfig, rank: int) -> int:
+    """Layers whose activations a rank of the pipeline keeps at once, once for each micro-batch."""
+    layout = config.layout
+    layers = layers_of_stages(config.model, layout)
+    return sum(len(layers[stage]) for stage in stages_of_rank(layout, rank)) * min(
+        layout.pipeline_parallel - rank, config.num_micro_batches
+    )
 
 
 def _size(size_bytes: int) -> str:

@@ -27,10 +27,14 @@ def forward_flops_per_token(model: ModelConfig, seq_length: int) -> int:
     Narayanan et al. 2021 (arXiv:2104.04473, section 3.4 and appendix); with a sliding window, up to
     its width. Of a layer's experts those count that a token meets.
     """
-    attention = model.hidden_size * (model.qkv_size + model.attention_size)
     scores = 2 * min(seq_length, model.sliding_window or seq_length) * model.attention_size
-    mlps = sum(_active_mlp(model, layer) for layer in range(model.num_layers))
-    return 2 * (model.num_layers * (attention + scores) + mlps + model.hidden_size * model.padded_vocab_size)
+    layers = sum(layer_products(model, layer) for layer in range(model.num_layers))
+    return 2 * (model.num_layers * scores + layers + model.hidden_size * model.padded_vocab_size)
+
+
+def layer_products(model: ModelConfig, layer: int) -> int:
+    """Weights of a layer's matrices that one token meets: its multiply-adds, attention's scores left out."""
+    return model.hidden_size * (model.qkv_size + model.attention_size) + _active_mlp(model, layer)
 
 
 def _active_mlp(model: ModelConfig, layer: int) -> int:

@@ -19,7 +19,8 @@ from training.experts import AuxiliaryLosses
 from training.loss import output_logits, output_loss, token_log_probs
 from training.mesh import Mesh, TensorParallel
 from training.model_config import ModelConfig
-from training.parameters import ParamSpec, stage_layers
+from training.parameters import ParamSpec
+from training.pipeline_split import layers_of_stages
 from training.recompute import Recompute, run_block
 from training.rotary import RotaryTable
 
@@ -63,7 +64,7 @@ class TransformerStage(nn.Module):
         has_positions = self.is_first and model.position == "learned"
         self.positions = PositionEmbedding("embedding.position", model, tp) if has_positions else None
         self.rotary = RotaryTable(model, dtype) if model.position == "rope" else None
-        layers = stage_layers(model.num_layers, mesh.size("pp"), mesh.rank("pp"))
+        layers = layers_of_stages(model, mesh.layout)[mesh.rank("pp")]
         self.dropout = Dropout(model.dropout, seed, tp.rank if tp.sequence_parallel else 0)
         self.auxiliary = AuxiliaryLosses()
         self.layers = nn.ModuleDict(

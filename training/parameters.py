@@ -7,7 +7,7 @@ clipping, weight decay and export all read these and never the attribute names o
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from training.config import ModelConfig
+from training.model_config import ModelConfig
 
 Shape = tuple[int, ...]
 
@@ -139,10 +139,3 @@ def _linear(names: tuple[str, ...], shape: tuple[int, int], tp_dim: int, has_bia
     yield StoredGroup(tuple(f"{name}.weight" for name in names), shape, tp_dim)
     if has_bias:
         yield StoredGroup(tuple(f"{name}.bias" for name in names), (shape[0],), 0 if tp_dim == 0 else None)
-
-
-def stage_layers(num_layers: int, num_stages: int, stage: int) -> range:
-    """Layers of one pipeline stage: contiguous, as even as possible, earlier stages take the remainder."""
-    base, extra = divmod(num_layers, num_stages)
-    first = stage * base + min(stage, extra)
-    return range(first, first + base + (stage < extra))

@@ -17,7 +17,8 @@ from training.flops import active_parameter_count, parameter_count, step_flops_p
 from training.initialization import initial_tensor
 from training.metrics import LastLine, MetricsWriter, cut, read
 from training.model_config import MoeConfig
-from training.parameters import stage_layers, stored_parameters
+from training.parameters import stored_parameters
+from training.pipeline_split import stage_layers
 from training.safe_pickle import read_dcp_metadata
 from training.schedules import Schedule
 

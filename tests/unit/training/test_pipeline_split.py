@@ -1,0 +1,83 @@
+"""How layers are dealt to pipeline stages."""
+
+import itertools
+
+import pytest
+from training_cases import tiny_config
+
+from training.config import LayoutConfig, PretrainConfig
+from training.estimate import estimate
+from training.pipeline_split import balanced_split, layers_of_stages, stage_costs
+
+Sizes = tuple[int, ...]
+
+
+def _worst(layers: list[int], embedding: int, head: int, sizes: Sizes) -> int:
+    ends = list(itertools.accumulate(sizes, initial=0))
+    costs = [sum(layers[a:b]) for a, b in itertools.pairwise(ends)]
+    costs[0] += embedding
+    costs[-1] += head
+    return max(costs)
+
+
+@pytest.mark.parametrize("num_stages", [2, 3, 4])
+@pytest.mark.parametrize("head", [0, 3, 20])
+@pytest.mark.parametrize("layers", [[5] * 7, [1, 9, 1, 9, 1, 9], [30, 1, 1, 1, 1]])
+def test_no_split_has_a_cheaper_costliest_stage_than_the_balanced_one(
+    layers: list[int], head: int, num_stages: int
+) -> None:
+    found = balanced_split(layers, 2, head, num_stages)
+
+    every = itertools.product(range(1, len(layers) + 1), repeat=num_stages - 1)
+    legal = [(*sizes, len(layers) - sum(sizes)) for sizes in every if sum(sizes) <= len(layers)]
+    assert found in legal
+    assert _worst(layers, 2, head, found) == min(_worst(layers, 2, head, sizes) for sizes in legal)
+
+
+def test_a_large_vocabulary_leaves_the_last_stage_fewer_layers() -> None:
+    model = tiny_config("gpt2", model={"num_layers": 24, "hidden_size": 1024, "vocab_size": 50257}).model
+
+    found = layers_of_stages(model, LayoutConfig(pipeline_parallel=4, pipeline_split="balanced"))
+
+    assert [len(layers) for layers in found] == [7, 7, 7, 3]
+    assert [layer for layers in found for layer in layers] == list(range(24))
+    layers, embedding, head = stage_costs(model)
+    assert layers == [12 * 1024 * 1024] * 24
+    assert (embedding, head) == (1024, 1024 * 50304)
+
+
+def test_a_given_split_is_followed_by_the_estimate() -> None:
+    model = {"num_layers": 6, "tied_embeddings": False, "vocab_size": 1000}
+    needs = {}
+    for split in ("even", (6, 0), (5, 1)):
+        config = tiny_config("gpt2", (1, 2, 1), model=model, layout_more={"pipeline_split": split})
+        needs[split] = estimate(config).parameters_per_rank
+
+    assert needs[5, 1] - needs["even"] == 2 * (needs[6, 0] - needs[5, 1])
+
+
+@pytest.mark.parametrize(
+    ("split", "message"),
+    [
+        ([3, 2], "pipeline_split [3, 2] has 2 numbers, and pipeline_parallel (3) makes 3 stages. Give 3 numbers"),
+        ([3, 0, 3], "pipeline_split [3, 0, 3]: stage 2 has no layer"),
+        ([3, 2, 2], "layout.pipeline_split [3, 2, 2] deals 7 layers, and model.num_layers is 6"),
+        ("evenly", "pipeline_split"),
+    ],
+)
+def test_a_split_that_does_not_fit_is_refused_with_the_arithmetic(split: object, message: str) -> None:
+    layout = {"pipeline_parallel": 3, "pipeline_split": split}
+    with pytest.raises(ValueError, match="pipeline_split") as error:
+        PretrainConfig.model_validate({"model": {"num_layers": 6}, "layout": layout})
+
+    assert message in str(error.value)
+
+
+def test_the_first_and_the_last_stage_may_have_no_layer() -> None:
+    layout = LayoutConfig(pipeline_parallel=3, pipeline_split=(0, 6, 0))
+
+    assert layers_of_stages(tiny_config("gpt2", model={"num_layers": 6}).model, layout) == (
+        range(0),
+        range(6),
+        range(6, 6),
+    )
