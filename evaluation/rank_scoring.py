@@ -32,8 +32,8 @@ def score_job(path: Path) -> None:
         tell(note)
     rows = Rows.load(Path(job.folder) / "rows.npz")
     folder = Path(job.checkpoint)
-    stage = load_model(folder, mesh, precision=job.precision, max_length=job.max_length, averaged=job.averaged)
-    scorer = Scorer(stage, mesh, dtype=compute_dtype(job.precision))
+    stages = load_model(folder, mesh, precision=job.precision, max_length=job.max_length, averaged=job.averaged)
+    scorer = Scorer(stages, mesh, dtype=compute_dtype(job.precision))
     numbers, scores = score(scorer, mesh, rows, job)
     if mesh.is_last_stage and mesh.rank("tp") == 0:
         save(Path(job.folder) / f"scores-{mesh.rank('dp')}.npz", numbers, scores)

@@ -8,7 +8,7 @@ one step, after all bytes are on the disk.
 
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +41,7 @@ from training.step_folders import (
     read_info,
     step_folder_name,
 )
-from training.trainer import Trainer, build_stage
+from training.trainer import Trainer, build_stages
 
 TRAINER_KEY = "trainer"  # in a manifest's `extra`: what of a trainer's state is no tensor
 
@@ -242,13 +242,13 @@ def _check_same_optimizer(trainer: Trainer, info: CheckpointInfo, folder: Path) 
             )
 
 
-def load_weights(stage: TransformerStage, mesh: Mesh, folder: Path, *, averaged: bool = False) -> None:
-    """Put the weights of a checkpoint of any layout, or their moving average, into a sharded stage, on every rank.
+def load_weights(stages: Sequence[TransformerStage], mesh: Mesh, folder: Path, *, averaged: bool = False) -> None:
+    """Put the weights of a checkpoint of any layout, or their moving average, into sharded stages, on every rank.
 
     Raises:
         InputError: It is of another model, or is damaged.
     """
-    tensors = state_tensors(local_parameters(stage), mesh)
+    tensors = state_tensors(local_parameters(stages), mesh)
     if averaged:
         tensors = {f"{OPTIMIZER_PREFIX}{name}.{EMA}": tensor for name, tensor in tensors.items()}
     _load(tensors, folder)
@@ -261,8 +261,8 @@ def load_model(
     precision: Precision = "float32",
     max_length: int | None = None,
     averaged: bool = False,
-) -> TransformerStage:
-    """Build this rank's stage of the model in a native step folder, at the mesh's layout, in eval mode.
+) -> list[TransformerStage]:
+    """Build this rank's stages of the model in a native step folder, at the mesh's layout, in eval mode.
 
     Args:
         precision: float32, bf16 or float64.
@@ -279,13 +279,13 @@ def load_model(
     config = PretrainConfig.model_construct(
         model=model, layout=mesh.layout, precision=precision, recompute="none", seed=0
     )
-    stage = build_stage(config, mesh, initialized=False)
+    stages = build_stages(config, mesh, initialized=False)
     if averaged and not info.extra.get(STATE_KEY, {}).get("ema"):
         raise InputError(
             f"{folder}: holds no moving average of the weights. Train with optimizer.ema_decay, or measure the weights."
         )
-    load_weights(stage, mesh, folder, averaged=averaged)
-    return stage.eval()
+    load_weights(stages, mesh, folder, averaged=averaged)
+    return [stage.eval() for stage in stages]
 
 
 def _load(tensors: dict[str, Tensor], folder: Path) -> None:

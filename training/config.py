@@ -2,7 +2,7 @@
 
 Nothing here reads a file, starts a process or imports torch. Degrees of tensor and pipeline
 parallelism are part of a run's identity, since its checkpoints are cut by them; data parallelism,
-micro-batch size and recomputation are not, because the global batch fixes the result.
+virtual stages, splits, micro-batch size and recomputation are not, because the global batch fixes the result.
 """
 
 from collections.abc import Mapping
@@ -157,6 +157,15 @@ class PretrainConfig(Settings):
                 f"layout.pipeline_parallel ({stages}) needs at least {stages}. "
                 f"Use {name} {stages * per_pass}, or a smaller micro_batch_size."
             )
+        if self.layout.virtual_pipeline > 1 and not _interleaves(passes, stages):
+            below = next(n for n in range(passes, stages - 1, -1) if _interleaves(n, stages))
+            above = next(n for n in range(passes, 2 * passes + 1) if _interleaves(n, stages))
+            raise ValueError(
+                f"{name} ({rows}) / ({micro} x {dp}) gives {passes} micro-batches; with layout.virtual_pipeline "
+                f"({self.layout.virtual_pipeline}) they go through {stages} ranks in {passes // stages} equal rounds, "
+                f"and {passes} / {passes // stages} leaves a remainder. "
+                f"Use {name} {below * per_pass} or {above * per_pass}, or virtual_pipeline: 1."
+            )
 
     def _check_rampup(self, start: int, increment: int, samples: int) -> None:
         rows = self.global_batch_size
@@ -197,6 +206,11 @@ class PretrainConfig(Settings):
     def samples_after(self, step: int) -> int:
         """Samples that `step` steps use up."""
         return step_samples(step, self.global_batch_size, self.rampup_batch_size).stop if step else 0
+
+
+def _interleaves(passes: int, ranks: int) -> bool:
+    """Say whether an interleaved schedule takes so many micro-batches: rounds of `ranks` or a few more, all equal."""
+    return passes % (passes // ranks) == 0
 
 
 def with_vocab_size(config: PretrainConfig, vocab_size: int) -> PretrainConfig:

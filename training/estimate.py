@@ -111,7 +111,7 @@ def estimate(config: PretrainConfig) -> Estimate:
     accumulated = 0 if layout.shard in ("gradients", "parameters") else here
     flops = step_flops_per_token(model, config.seq_length)
     tokens = config.train_samples * config.seq_length
-    stages, passes = layout.pipeline_parallel, config.num_micro_batches
+    ranks, passes = layout.pipeline_parallel, config.num_micro_batches
     parameters, states = parameter_count(model), _optimizer_numbers(config)
     return Estimate(
         parameters=parameters,
@@ -124,7 +124,7 @@ def estimate(config: PretrainConfig) -> Estimate:
         flops_per_token=flops,
         total_flops=flops * tokens,
         tokens=tokens,
-        bubble=(stages - 1) / (passes + stages - 1),
+        bubble=(ranks - 1) / (passes * layout.virtual_pipeline + ranks - 1),
         checkpoint_bytes=(parameters + states) * master,
         num_ranks=layout.world_size,
         num_micro_batches=passes,
@@ -176,11 +176,16 @@ def _activations(config: PretrainConfig, bytes_per_number: int) -> int:
 
 def _layers_in_flight(config: PretrainConfig, rank: int) -> int:
     """Layers whose activations a rank of the pipeline keeps at once, once for each micro-batch."""
-    layout = config.layout
-    layers = layers_of_stages(config.model, layout)
-    return sum(len(layers[stage]) for stage in stages_of_rank(layout, rank)) * min(
-        layout.pipeline_parallel - rank, config.num_micro_batches
-    )
+    layout, passes = config.layout, config.num_micro_batches
+    ranks, stages = layout.pipeline_parallel, stages_of_rank(layout, rank)
+    layers = [len(layers_of_stages(config.model, layout)[stage]) for stage in stages]
+    if len(layers) == 1:
+        return layers[0] * min(ranks - rank, passes)
+    # Narayanan et al. 2021, section 2.2: warm-up passes, and the one that comes before the first backward.
+    per_round = passes // (passes // ranks)
+    begun = min(2 * (ranks - 1 - rank) + (len(layers) - 1) * per_round + 1, len(layers) * passes)
+    turns = ((n // per_round) % len(layers) for n in range(begun))
+    return sum(layers[turn] for turn in turns)
 
 
 def _size(size_bytes: int) -> str:

@@ -1,5 +1,6 @@
 """What happens to gradients between backward and the optimizer: the sums that are still due, norm, clipping."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,10 +15,10 @@ from training.sharding import local_tensor
 
 @dataclass(frozen=True)
 class LocalParameter:
-    """A parameter of this stage on this rank.
+    """A parameter of one of this rank's stages.
 
     Args:
-        path: Attribute path in the module.
+        path: Attribute path in the stage's module.
         spec: What it is in the whole model.
         sharded: The parameter as `fully_shard` made it.
         value: This rank's part, sharing memory; the optimizer works on it.
@@ -31,21 +32,22 @@ class LocalParameter:
     is_tied_copy: bool
 
 
-def local_parameters(stage: TransformerStage) -> list[LocalParameter]:
-    """List the parameters of a sharded stage in a fixed order."""
+def local_parameters(stages: Sequence[TransformerStage]) -> list[LocalParameter]:
+    """List the parameters of a rank's sharded stages in a fixed order."""
     found = []
-    for path, parameter in stage.named_parameters():
-        spec = stage.param_specs[path]
-        is_copy = path.startswith("output.") and stage.model.tied_embeddings
-        found.append(LocalParameter(path, spec, parameter, local_tensor(parameter.detach()), is_copy))
+    for stage in stages:
+        for path, parameter in stage.named_parameters():
+            spec = stage.param_specs[path]
+            is_copy = path.startswith("output.") and stage.model.tied_embeddings
+            found.append(LocalParameter(path, spec, parameter, local_tensor(parameter.detach()), is_copy))
     return found
 
 
 class GradientFinisher:
-    """Finishes the gradients of a step; every rank calls it with its own stage.
+    """Finishes the gradients of a step; every rank calls it with its own stages.
 
     Args:
-        parameters: `local_parameters` of this rank's stage.
+        parameters: `local_parameters` of this rank's stages.
         mesh: The layout.
         tied: The token table is used by the first and the last stage.
     """
@@ -54,17 +56,16 @@ class GradientFinisher:
         self.parameters = parameters
         self.mesh = mesh
         self.tied_group = _first_and_last_stage(mesh) if tied and mesh.size("pp") > 1 else None
-        self.tied = [p for p in parameters if p.spec.canonical_name == "embedding.word.weight"]
+        tables = [n for n, p in enumerate(parameters) if p.spec.canonical_name == "embedding.word.weight"]
+        self.tied_places = tables if self.tied_group is not None else []
 
     def finish(self) -> list[Tensor]:
         """Do the sums that are still due and return each parameter's local gradient."""
         gradients = [_gradient(p) for p in self.parameters]
-        by_path = {p.path: g for p, g in zip(self.parameters, gradients, strict=True)}
-        if self.tied_group is not None and (self.mesh.is_first_stage or self.mesh.is_last_stage):
-            for p in self.tied:
-                dist.all_reduce(by_path[p.path], group=self.tied_group)
+        for place in self.tied_places:
+            dist.all_reduce(gradients[place], group=self.tied_group)
         if self.mesh.tensor_parallel.size > 1:
-            self._sum_partial([by_path[p.path] for p in self.parameters if p.spec.sp_partial])
+            self._sum_partial([g for p, g in zip(self.parameters, gradients, strict=True) if p.spec.sp_partial])
         return gradients
 
     def _sum_partial(self, gradients: list[Tensor]) -> None:

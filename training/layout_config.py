@@ -21,13 +21,17 @@ class LayoutConfig(Settings):
         "tp": "tensor_parallel",
         "pp": "pipeline_parallel",
         "dp": "data_parallel",
+        "virtual_pipeline_model_parallel_size": "virtual_pipeline",
+        "vpp": "virtual_pipeline",
     }
 
     tensor_parallel: PositiveInt = Field(1, description="Ranks that share each layer's matrices.")
-    pipeline_parallel: PositiveInt = Field(1, description="Stages that the layers are dealt to.")
+    pipeline_parallel: PositiveInt = Field(1, description="Ranks that the layers are dealt to, in stages.")
     data_parallel: PositiveInt = execution(1, description="Ranks that share the rows of a global batch.")
     context_parallel: PositiveInt = execution(1, description="Ranks that share a sequence; only 1 for now.")
-    virtual_pipeline: PositiveInt = execution(1, description="Stages per rank (interleaving); only 1 for now.")
+    virtual_pipeline: PositiveInt = execution(
+        1, description="Stages per rank, interleaved: a shorter pipeline bubble for more messages and activations."
+    )
     pipeline_split: Literal["even", "balanced"] | tuple[NonNegativeInt, ...] = execution(
         "even",
         description="Layers of each pipeline stage: even; balanced, which counts the cost of each layer and of the "
@@ -44,8 +48,11 @@ class LayoutConfig(Settings):
     def _check(self) -> Self:
         if self.context_parallel > 1:
             raise ValueError(f"context_parallel ({self.context_parallel}) above 1 is not supported yet. Use 1.")
-        if self.virtual_pipeline > 1:
-            raise ValueError(f"virtual_pipeline ({self.virtual_pipeline}) above 1 is not supported yet. Use 1.")
+        if self.virtual_pipeline > 1 and self.pipeline_parallel == 1:
+            raise ValueError(
+                f"virtual_pipeline ({self.virtual_pipeline}) interleaves the stages of several ranks, and "
+                "pipeline_parallel is 1. Use virtual_pipeline: 1, or pipeline_parallel: 2 or more."
+            )
         if self.pipeline_parallel > 1 and self.shard in ("gradients", "parameters"):
             raise ValueError(
                 f"shard: {self.shard} would gather or reduce once per micro-batch under pipeline_parallel "
@@ -61,8 +68,8 @@ class LayoutConfig(Settings):
         name = f"pipeline_split {list(split)}"
         if len(split) != self.num_stages:
             raise ValueError(
-                f"{name} has {len(split)} numbers, and pipeline_parallel ({self.pipeline_parallel}) makes "
-                f"{self.num_stages} stages. Give {self.num_stages} numbers, or pipeline_split: balanced."
+                f"{name} has {len(split)} numbers, and {self.stages_text} makes {self.num_stages} stages. "
+                f"Give {self.num_stages} numbers, or pipeline_split: balanced."
             )
         if 0 in split[1:-1]:
             raise ValueError(
@@ -73,7 +80,13 @@ class LayoutConfig(Settings):
     @property
     def num_stages(self) -> int:
         """Pipeline stages over all ranks."""
-        return self.pipeline_parallel
+        return self.pipeline_parallel * self.virtual_pipeline
+
+    @property
+    def stages_text(self) -> str:
+        """The degrees that make `num_stages`, for a message."""
+        virtual = f" x virtual_pipeline ({self.virtual_pipeline})" if self.virtual_pipeline > 1 else ""
+        return f"pipeline_parallel ({self.pipeline_parallel}){virtual}"
 
     @property
     def world_size(self) -> int:
@@ -120,10 +133,12 @@ def check_layout(model: ModelConfig, layout: LayoutConfig, *, seq_length: int | 
                 f"layout.pipeline_split {list(split)} deals {sum(split)} layers, and model.num_layers is "
                 f"{model.num_layers}. Change its numbers so that their sum is {model.num_layers}, or use balanced."
             )
-    elif model.num_layers < pp:
+    elif model.num_layers < layout.num_stages:
+        is_virtual = layout.virtual_pipeline > 1 and model.num_layers >= pp
+        fewer = f"virtual_pipeline {model.num_layers // pp}" if is_virtual else f"pipeline_parallel {model.num_layers}"
         raise ValueError(
-            f"model.num_layers ({model.num_layers}) is below layout.pipeline_parallel ({pp}), and every stage "
-            f"needs a layer. Use pipeline_parallel {model.num_layers} or less."
+            f"model.num_layers ({model.num_layers}) is below layout.{layout.stages_text}, and every stage "
+            f"needs a layer. Use {fewer} or less."
         )
     if model.is_gated and layout.shard != "none" and model.hidden_size % dp:
         raise ValueError(

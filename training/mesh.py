@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from contracts.errors import ConfigError
 from training.config import LayoutConfig
+from training.pipeline_split import rank_of_stage
 
 AXES = ("pp", "dp", "cp", "tp")
 
@@ -59,11 +60,13 @@ class Mesh:
 
     @property
     def is_first_stage(self) -> bool:
-        return self.rank("pp") == 0
+        """This rank has the first stage, with the embedding."""
+        return self.rank("pp") == rank_of_stage(self.layout, 0)
 
     @property
     def is_last_stage(self) -> bool:
-        return self.rank("pp") == self.size("pp") - 1
+        """This rank has the last stage, with the loss."""
+        return self.rank("pp") == rank_of_stage(self.layout, self.layout.num_stages - 1)
 
 
 def build_mesh(layout: LayoutConfig, device: str = "cpu") -> Mesh:

@@ -33,6 +33,8 @@ class TransformerStage(nn.Module):
     Args:
         model: Sizes; `vocab_size` must be set.
         mesh: The layout; decides the layers and the part of each matrix.
+        place: Number of the stage among all; None where a rank has one.
+        auxiliary: Where layers leave their own losses; the stages of a rank share one.
         dtype: Of the rotary tables; parameters are made in torch's default dtype.
         recompute: What backward computes again.
         seed: For dropout.
@@ -43,6 +45,8 @@ class TransformerStage(nn.Module):
         model: ModelConfig,
         mesh: Mesh,
         *,
+        place: int | None = None,
+        auxiliary: AuxiliaryLosses | None = None,
         dtype: torch.dtype = torch.float32,
         recompute: Recompute = "none",
         seed: int = 0,
@@ -59,14 +63,15 @@ class TransformerStage(nn.Module):
         self.seed = seed
         self.z_loss = 0.0
         self.kept_losses: list[Tensor] | None = None
-        self.is_first, self.is_last = mesh.is_first_stage, mesh.is_last_stage
+        self.place = mesh.rank("pp") if place is None else place
+        self.is_first, self.is_last = self.place == 0, self.place == mesh.layout.num_stages - 1
         self.embedding = VocabEmbedding("embedding.word", model, tp) if self.is_first else None
         has_positions = self.is_first and model.position == "learned"
         self.positions = PositionEmbedding("embedding.position", model, tp) if has_positions else None
         self.rotary = RotaryTable(model, dtype) if model.position == "rope" else None
-        layers = layers_of_stages(model, mesh.layout)[mesh.rank("pp")]
+        layers = layers_of_stages(model, mesh.layout)[self.place]
         self.dropout = Dropout(model.dropout, seed, tp.rank if tp.sequence_parallel else 0)
-        self.auxiliary = AuxiliaryLosses()
+        self.auxiliary = AuxiliaryLosses() if auxiliary is None else auxiliary
         self.layers = nn.ModuleDict(
             {str(n): Block(backend, model, tp, n, self.dropout, self.auxiliary) for n in layers}
         )

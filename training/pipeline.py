@@ -1,15 +1,16 @@
-"""Forward and backward of one optimizer step over the micro-batches: with one stage, or as a 1F1B pipeline.
+"""Forward and backward of one optimizer step over the micro-batches: with one stage, or as a pipeline.
 
 All uses of `torch.distributed.pipelining` stand here. Shapes are given, never inferred: inference
 would run a real forward and backward pass. Every engine has the same call and the same result.
 """
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 
 from training.config import PretrainConfig
 from training.mesh import Mesh
@@ -35,11 +36,11 @@ class Engine(Protocol):
         ...
 
 
-def make_engine(stage: TransformerStage, mesh: Mesh, config: PretrainConfig) -> Engine:
+def make_engine(stages: Sequence[TransformerStage], mesh: Mesh, config: PretrainConfig) -> Engine:
     """Return the engine for the layout."""
     if mesh.size("pp") == 1:
-        return SingleStage(stage, mesh, config)
-    return Pipeline(stage, mesh, config)
+        return SingleStage(stages[0], mesh, config)
+    return Pipeline(stages, mesh, config)
 
 
 class SingleStage:
@@ -62,35 +63,34 @@ class SingleStage:
 
 
 class Pipeline:
-    """1F1B (Narayanan et al. 2021, arXiv:2104.04473, section 2.2) by `torch.distributed.pipelining`."""
+    """1F1B by `torch.distributed.pipelining`, interleaved where a rank has several stages.
 
-    def __init__(self, stage: TransformerStage, mesh: Mesh, config: PretrainConfig) -> None:
-        self.stage, self.mesh, self.config = stage, mesh, config
+    Narayanan et al. 2021, arXiv:2104.04473, sections 2.2.1 and 2.2.2.
+    """
+
+    def __init__(self, stages: Sequence[TransformerStage], mesh: Mesh, config: PretrainConfig) -> None:
+        self.auxiliary, self.mesh, self.config = stages[0].auxiliary, mesh, config
         self.num_tokens = 1.0
-        x, out = _examples(mesh, config)
-        pipeline_stage = PipelineStage(
-            stage,
-            mesh.rank("pp"),
-            mesh.size("pp"),
-            mesh.device,
-            input_args=(x,),
-            output_args=(out,),
-            group=mesh.group("pp"),
+        made: list[Any] = [_pipeline_stage(stage, mesh, config) for stage in stages]
+        passes = config.num_micro_batches
+        self.schedule: Schedule1F1B | ScheduleInterleaved1F1B = (
+            ScheduleInterleaved1F1B(made, passes, loss_fn=self._loss, scale_grads=False)
+            if len(made) > 1
+            else Schedule1F1B(made[0], passes, loss_fn=self._loss, scale_grads=False)
         )
-        self.schedule = Schedule1F1B(pipeline_stage, config.num_micro_batches, loss_fn=self._loss, scale_grads=False)
 
     def run(self, inputs: Tensor, labels: Tensor, row_ids: Tensor, *, num_tokens: float) -> Tensor:
         self.num_tokens = num_tokens
-        self.stage.auxiliary.factor = 1.0 / num_tokens
+        self.auxiliary.factor = 1.0 / num_tokens
         total = torch.zeros((), dtype=master_dtype(self.config.precision), device=self.mesh.device)
-        if self.mesh.is_first_stage:
-            self.schedule.step(inputs, labels=labels, row_ids=row_ids, return_outputs=False)
-        elif self.mesh.is_last_stage:
-            losses: list[Tensor] = []
-            self.schedule.step(target=labels, losses=losses, labels=labels, row_ids=row_ids, return_outputs=False)
+        arguments = (inputs,) if self.mesh.is_first_stage else ()
+        losses: list[Tensor] | None = [] if self.mesh.is_last_stage else None
+        target = labels if self.mesh.is_last_stage else None
+        self.schedule.step(
+            *arguments, target=target, losses=losses, labels=labels, row_ids=row_ids, return_outputs=False
+        )
+        if losses:
             total += torch.stack([loss.detach() for loss in losses]).sum() * num_tokens
-        else:
-            self.schedule.step(labels=labels, row_ids=row_ids, return_outputs=False)
         return total
 
     def _loss(self, loss_sum: Tensor, _target: Tensor) -> Tensor:
@@ -162,9 +162,17 @@ def _activation(mesh: Mesh, config: PretrainConfig) -> Tensor:
     return torch.empty(shape, dtype=compute_dtype(config.precision), device=mesh.device)
 
 
-def _examples(mesh: Mesh, config: PretrainConfig) -> tuple[Tensor, Tensor]:
-    """Tensors with the shapes and dtypes of this stage's input and output."""
+def _pipeline_stage(stage: TransformerStage, mesh: Mesh, config: PretrainConfig) -> PipelineStage:
+    """Wrap a stage, with tensors of the shapes and dtypes of its input and output."""
     activation = _activation(mesh, config).requires_grad_()
     tokens = torch.zeros(config.micro_batch_size, config.seq_length, dtype=torch.int64, device=mesh.device)
     loss = torch.zeros((), dtype=master_dtype(config.precision), device=mesh.device, requires_grad=True)
-    return tokens if mesh.is_first_stage else activation, loss if mesh.is_last_stage else activation
+    return PipelineStage(
+        stage,
+        stage.place,
+        mesh.layout.num_stages,
+        mesh.device,
+        input_args=(tokens if stage.is_first else activation,),
+        output_args=(loss if stage.is_last else activation,),
+        group=mesh.group("pp"),
+    )

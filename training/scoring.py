@@ -3,12 +3,15 @@
 With data-parallel ranks each dp rank is a model of its own and may get other rows.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from training.mesh import Mesh
 from training.model import TransformerStage, Want
+from training.pipeline_split import rank_of_stage
 from training.sharding import local_tensor
 
 
@@ -16,13 +19,13 @@ class Scorer:
     """Runs rows through all pipeline stages and gives every rank the last stage's result.
 
     Args:
-        stage: This rank's stage, sharded, with weights.
+        stages: This rank's stages, sharded, with weights.
         mesh: Its layout.
         dtype: Of the activations between stages (`compute_dtype(precision)`).
     """
 
-    def __init__(self, stage: TransformerStage, mesh: Mesh, *, dtype: torch.dtype = torch.float32) -> None:
-        self.stage, self.mesh, self.dtype = stage, mesh, dtype
+    def __init__(self, stages: Sequence[TransformerStage], mesh: Mesh, *, dtype: torch.dtype = torch.float32) -> None:
+        self.stages, self.mesh, self.dtype = list(stages), mesh, dtype
         self.ranks = dist.get_process_group_ranks(mesh.group("pp"))
 
     @torch.no_grad()
@@ -53,32 +56,35 @@ class Scorer:
     def logits(self, tokens: Tensor) -> Tensor:
         """Logits (b, s, vocab_size) of every position, in the activations' dtype, on every rank."""
         out = self._through(tokens, None, "logits")
-        shape = (*tokens.shape, self.stage.vocab_size)
+        shape = (*tokens.shape, self.stages[0].vocab_size)
         logits = torch.empty(shape, dtype=self.dtype, device=self.mesh.device) if out is None else out[0]
         return self._from_last(logits)
 
     def _through(self, tokens: Tensor, targets: Tensor | None, want: Want) -> tuple[Tensor, ...] | None:
-        """Run this rank's stage between its neighbours; the last stage returns its result, others None."""
-        place = self.mesh.rank("pp")
-        x = tokens
-        if place > 0:
-            x = self._empty_activation(tokens)
-            dist.recv(x, self.ranks[place - 1])
-        out = self.stage(x, labels=targets, want=want)
-        if place < len(self.ranks) - 1:
-            dist.send(local_tensor(out).contiguous(), self.ranks[place + 1])
-            return None
-        return out if isinstance(out, tuple) else (out,)
+        """Run this rank's stages between their neighbours; the last stage returns its result, other ranks None."""
+        for stage in self.stages:
+            x = tokens
+            if not stage.is_first:
+                x = self._empty_activation(tokens)
+                dist.recv(x, self._rank_of(stage.place - 1))
+            out = stage(x, labels=targets, want=want)
+            if stage.is_last:
+                return out if isinstance(out, tuple) else (out,)
+            dist.send(local_tensor(out).contiguous(), self._rank_of(stage.place + 1))
+        return None
+
+    def _rank_of(self, place: int) -> int:
+        return self.ranks[rank_of_stage(self.mesh.layout, place)]
 
     def _empty_activation(self, tokens: Tensor) -> Tensor:
         tp = self.mesh.tensor_parallel
         rows, length = tokens.shape
         part = length // tp.size if tp.sequence_parallel else length
-        return torch.empty(part, rows, self.stage.model.hidden_size, dtype=self.dtype, device=self.mesh.device)
+        return torch.empty(part, rows, self.stages[0].model.hidden_size, dtype=self.dtype, device=self.mesh.device)
 
     def _from_last(self, x: Tensor) -> Tensor:
         if len(self.ranks) == 1:
             return x
         x = x.contiguous()
-        dist.broadcast(x, self.ranks[-1], group=self.mesh.group("pp"))
+        dist.broadcast(x, self._rank_of(self.mesh.layout.num_stages - 1), group=self.mesh.group("pp"))
         return x

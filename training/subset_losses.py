@@ -32,12 +32,12 @@ class SubsetLosses:
 
     def begin(self) -> None:
         """Keep the losses of the next step."""
-        self.trainer.stage.kept_losses = []
+        self.trainer.stages[-1].kept_losses = []
 
     def end(self, consumed_before: int, rows: int) -> dict[str, float]:
         """Return `loss_nats/<subset>` of the step, equal on every rank, for the subsets that were in it."""
-        mesh, kept = self.trainer.mesh, self.trainer.stage.kept_losses or []
-        self.trainer.stage.kept_losses = None
+        mesh, kept = self.trainer.mesh, self.trainer.stages[-1].kept_losses or []
+        self.trainer.stages[-1].kept_losses = None
         sums = torch.zeros(2, len(self.names), dtype=torch.float64)
         if self.has_losses:
             share = rows // mesh.size("dp")

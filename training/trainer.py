@@ -13,12 +13,14 @@ from torch import Tensor
 from contracts.errors import ShardlineError
 from training.config import PretrainConfig
 from training.data import Batch, Source, count_loss_tokens, read_batch, step_sample_ids
+from training.experts import AuxiliaryLosses
 from training.gradients import GradientFinisher, clip, local_parameters, non_finite
 from training.initialization import initialize
 from training.mesh import Mesh
 from training.model import TransformerStage, compute_dtype, master_dtype
 from training.optimizer import LocalOptimizer
 from training.pipeline import Engine, make_engine
+from training.pipeline_split import stages_of_rank
 from training.sharding import shard_stage
 from training.stability import Guard, LossScaler, Verdict
 
@@ -78,10 +80,11 @@ class Trainer:
     def __init__(self, config: PretrainConfig, mesh: Mesh) -> None:
         self.config = config
         self.mesh = mesh
-        self.stage = build_stage(config, mesh)
-        self.parameters = local_parameters(self.stage)
+        self.stages = build_stages(config, mesh)
+        self.auxiliary = self.stages[0].auxiliary
+        self.parameters = local_parameters(self.stages)
         self.optimizer = LocalOptimizer(self.parameters, config.optimizer, mesh)
-        self.engine = make_engine(self.stage, mesh, config)
+        self.engine = make_engine(self.stages, mesh, config)
         self.finisher = GradientFinisher(self.parameters, mesh, tied=config.model.tied_embeddings)
         self.schedule = config.schedule
         self.guard = Guard(config.stability)
@@ -112,7 +115,7 @@ class Trainer:
         clock.mark()
         gradients = self.finisher.finish()
         norm, loss_sum, auxiliary_sum, stops = self.finisher.agree(
-            gradients, loss_share, auxiliary_sum=self.stage.auxiliary.take(), wants_to_stop=wants_to_stop
+            gradients, loss_share, auxiliary_sum=self.auxiliary.take(), wants_to_stop=wants_to_stop
         )
         norm, loss_nats = norm / scale, loss_sum / num_tokens
         clock.mark()
@@ -160,7 +163,7 @@ class Trainer:
             return self.engine
         if rows not in self._engines:
             config = self.config.model_copy(update={"global_batch_size": rows, "rampup_batch_size": None})
-            self._engines = {rows: make_engine(self.stage, self.mesh, config)}
+            self._engines = {rows: make_engine(self.stages, self.mesh, config)}
         return self._engines[rows]
 
     def _verdict(self, loss_nats: float, norm: float) -> Verdict:
@@ -238,15 +241,25 @@ class _Clock:
         return event
 
 
-def build_stage(config: PretrainConfig, mesh: Mesh, *, initialized: bool = True) -> TransformerStage:
-    """Build, initialize and shard this rank's stage.
+def build_stages(config: PretrainConfig, mesh: Mesh, *, initialized: bool = True) -> list[TransformerStage]:
+    """Build, initialize and shard this rank's stages, in the order of their layers.
 
     Args:
         initialized: Fill the weights from the seed; False leaves them undefined, for a checkpoint to fill.
     """
+    auxiliary = AuxiliaryLosses()
+    places = stages_of_rank(config.layout, mesh.rank("pp"))
+    return [_build_stage(config, mesh, place, auxiliary, initialized=initialized) for place in places]
+
+
+def _build_stage(
+    config: PretrainConfig, mesh: Mesh, place: int, auxiliary: AuxiliaryLosses, *, initialized: bool
+) -> TransformerStage:
     stage = TransformerStage(
         config.model,
         mesh,
+        place=place,
+        auxiliary=auxiliary,
         dtype=compute_dtype(config.precision),
         recompute=config.recompute,
         seed=config.seed,

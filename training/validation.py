@@ -14,7 +14,7 @@ from training.trainer import Trainer
 def validation_loss(trainer: Trainer, source: Source) -> float:
     """Mean loss in nats over `valid_batches` global batches, the same rows at every call and layout."""
     config, mesh = trainer.config, trainer.mesh
-    scorer = Scorer(trainer.stage, mesh, dtype=compute_dtype(config.precision))
+    scorer = Scorer(trainer.stages, mesh, dtype=compute_dtype(config.precision))
     sums = torch.zeros(2, dtype=torch.float64, device=mesh.device)
     rows = config.global_batch_size
     for number in range(config.valid_batches):
@@ -26,7 +26,7 @@ def validation_loss(trainer: Trainer, source: Source) -> float:
             sums[0] -= log_probs.double().sum()
             sums[1] += (labels != IGNORE_INDEX).sum()
     # A pass without backward leaves the parameters gathered; the next update would not reach that copy.
-    for module in trainer.stage.modules():
+    for module in (module for stage in trainer.stages for module in stage.modules()):
         if isinstance(module, FSDPModule):
             module.reshard()
     dist.all_reduce(sums, group=mesh.group("dp"))

@@ -178,7 +178,7 @@ def _average_scores(config: PretrainConfig, root: Path) -> tuple[bool, str]:
     with torch.no_grad():
         for number, parameter in enumerate(trainer.parameters):
             parameter.value.copy_(trainer.optimizer.moments(number)["ema"])
-    expected = Scorer(trainer.stage, trainer.mesh, dtype=torch.float64).logits(tokens[:, :-1])
+    expected = Scorer(trainer.stages, trainer.mesh, dtype=torch.float64).logits(tokens[:, :-1])
     return torch.equal(found, expected), ""
 
 

@@ -46,7 +46,7 @@ def _expected(config: PretrainConfig, index: Path) -> dict[str, float]:
     """Loss of each subset under the initial weights, by the tracing of samples and the scorer."""
     trainer = new_trainer(config)
     tokens = torch.from_numpy(open_causal_samples(index).tokens(range(8)))
-    log_probs, _ = Scorer(trainer.stage, trainer.mesh, dtype=torch.float64).log_probs(tokens[:, :-1], tokens[:, 1:])
+    log_probs, _ = Scorer(trainer.stages, trainer.mesh, dtype=torch.float64).log_probs(tokens[:, :-1], tokens[:, 1:])
     subsets: dict[int, list[str]] = defaultdict(list)
     for span in trace_samples(index, range(8)):
         subsets[span.sample] += [str(span.subset)] * span.num_tokens

@@ -125,7 +125,7 @@ def test_dropout_drops_the_same_elements_at_every_layout(
 
 def _train_with_own_pipeline(config: PretrainConfig) -> Curve:
     trainer = new_trainer(config)
-    trainer.engine = OwnPipeline(trainer.stage, trainer.mesh, config)
+    trainer.engine = OwnPipeline(trainer.stages[0], trainer.mesh, config)
     return curve(trainer, config.train_steps)
 
 

@@ -135,3 +135,51 @@ def test_an_uneven_pipeline_equals_one_process(
     layout: tuple[int, int, int], cases: list[Case], tmp_path: Path, reference_root: Path
 ) -> None:
     _assert_exact(layout, cases, tmp_path, reference_root)
+
+
+def _interleaved(virtual: int, **more: Any) -> dict[str, Any]:
+    return {"layout_more": {"virtual_pipeline": virtual, **more.pop("layout_more", {})}, **more}
+
+
+@pytest.mark.parametrize(
+    ("layout", "cases"),
+    [
+        (
+            (1, 2, 1),
+            [
+                ("tied", _interleaved(2)),
+                ("tied", _interleaved(4, layout_more={"pipeline_split": [0, 1, 2, 1, 1, 1, 2, 0]})),
+                ("untied with dropout", _interleaved(3, layout_more={"pipeline_split": "balanced"}, recompute="full")),
+                ("experts", _interleaved(2, recompute="selective")),
+                ("post-norm", _interleaved(2, micro_batch_size=4)),
+            ],
+        ),
+        (
+            (1, 4, 1),
+            [
+                ("tied", _interleaved(2)),
+                ("untied with dropout", _interleaved(2)),
+                ("experts", _interleaved(2, recompute="full")),
+                ("post-norm", _interleaved(2, micro_batch_size=2)),
+            ],
+        ),
+        (
+            (2, 2, 2),
+            [
+                ("tied", _interleaved(2)),
+                ("untied with dropout", _interleaved(3, recompute="selective")),
+                ("experts", _interleaved(4, layout_more={"shard": "none"})),
+            ],
+        ),
+        (
+            (2, 4, 1),
+            [("tied", _interleaved(2, layout_more={"sequence_parallel": False})), ("experts", _interleaved(2))],
+        ),
+        ((1, 4, 2), [("tied", _interleaved(2)), ("untied with dropout", _interleaved(2, recompute="full"))]),
+    ],
+    ids=str,
+)
+def test_an_interleaved_pipeline_equals_one_process(
+    layout: tuple[int, int, int], cases: list[Case], tmp_path: Path, reference_root: Path
+) -> None:
+    _assert_exact(layout, cases, tmp_path, reference_root)

@@ -110,7 +110,7 @@ def test_gated_matrices_are_shared_by_columns() -> None:
     ("changes", "expected"),
     [
         ({"layout": {"context_parallel": 2}}, "context_parallel (2) above 1 is not supported yet"),
-        ({"layout": {"virtual_pipeline": 2}}, "virtual_pipeline (2) above 1 is not supported yet"),
+        ({"layout": {"virtual_pipeline": 2}}, "Use virtual_pipeline: 1, or pipeline_parallel: 2 or more"),
         ({"layout": {"pipeline_parallel": 2, "shard": "parameters"}}, "Use shard: optimizer"),
         ({"optimizer": {"lr": 1e-4, "min_lr": 1e-3}}, "min_lr (0.001) is above lr (0.0001)"),
         ({"optimizer": {"warmup_steps": 100}}, "Use at most 99."),

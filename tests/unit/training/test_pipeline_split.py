@@ -7,7 +7,7 @@ from training_cases import tiny_config
 
 from training.config import LayoutConfig, PretrainConfig
 from training.estimate import estimate
-from training.pipeline_split import balanced_split, layers_of_stages, stage_costs
+from training.pipeline_split import balanced_split, layers_of_stages, rank_of_stage, stage_costs, stages_of_rank
 
 Sizes = tuple[int, ...]
 
@@ -81,3 +81,60 @@ def test_the_first_and_the_last_stage_may_have_no_layer() -> None:
         range(6),
         range(6, 6),
     )
+
+
+def test_virtual_stages_go_round_the_ranks() -> None:
+    layout = LayoutConfig(pipeline_parallel=2, virtual_pipeline=3)
+
+    assert [list(stages_of_rank(layout, rank)) for rank in (0, 1)] == [[0, 2, 4], [1, 3, 5]]
+    assert [rank_of_stage(layout, stage) for stage in range(6)] == [0, 1, 0, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"global_batch_size": 9},
+            "gives 9 micro-batches; with layout.virtual_pipeline (2) they go through 4 ranks in 2 equal rounds",
+        ),
+        (
+            {"global_batch_size": 11},
+            "11 / 2 leaves a remainder. Use global_batch_size 10 or 12, or virtual_pipeline: 1",
+        ),
+        ({"global_batch_size": 3}, "layout.pipeline_parallel (4) needs at least 4. Use global_batch_size 4"),
+        (
+            {"model": {"num_layers": 7}},
+            "model.num_layers (7) is below layout.pipeline_parallel (4) x virtual_pipeline (2), and every stage "
+            "needs a layer. Use virtual_pipeline 1 or less",
+        ),
+        (
+            {"layout_more": {"pipeline_split": [4, 2, 1, 1]}},
+            "has 4 numbers, and pipeline_parallel (4) x virtual_pipeline (2) makes 8 stages. Give 8 numbers",
+        ),
+        ({"rampup_batch_size": [4, 1, 100], "global_batch_size": 10}, "the batch of rampup_batch_size (9)"),
+    ],
+)
+def test_an_interleaved_pipeline_that_cannot_run_is_refused_with_the_nearest_that_can(
+    changes: dict[str, object], message: str
+) -> None:
+    layout = {"virtual_pipeline": 2, **changes.pop("layout_more", {})}  # type: ignore[dict-item]
+    settings = {"micro_batch_size": 1, "model": {"num_layers": 8}, **changes}
+
+    with pytest.raises(ValueError, match=r"pipeline") as error:
+        tiny_config("gpt2", (1, 4, 1), layout_more=layout, **settings).check_batches_after(0)
+
+    assert message in str(error.value)
+
+
+def test_interleaving_shortens_the_bubble_and_keeps_more_activations() -> None:
+    plain = estimate(tiny_config("gpt2", (1, 2, 1), model={"num_layers": 8}, micro_batch_size=1))
+    layout = {"virtual_pipeline": 2}
+    interleaved = estimate(
+        tiny_config("gpt2", (1, 2, 1), model={"num_layers": 8}, micro_batch_size=1, layout_more=layout)
+    )
+
+    assert plain.bubble == pytest.approx(1 / 9)
+    assert interleaved.bubble == pytest.approx(1 / 17)
+    # Rank 0 keeps five halves of its layers (4 of 8) instead of two wholes.
+    assert interleaved.activations_bytes / plain.activations_bytes == pytest.approx(5 / 4)
+    assert interleaved.parameters_per_rank == plain.parameters_per_rank

@@ -67,7 +67,7 @@ def _ours(config: PretrainConfig, weights: dict[str, Tensor]) -> tuple[Tensor, d
     inputs, labels = _batch()
     trainer = new_trainer(config)
     put_weights(trainer, weights)
-    return Scorer(trainer.stage, trainer.mesh).logits(inputs), gradients_of(trainer, inputs, labels)
+    return Scorer(trainer.stages, trainer.mesh).logits(inputs), gradients_of(trainer, inputs, labels)
 
 
 def _assert_equal(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
