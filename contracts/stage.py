@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from contracts.artifact import Artifact
 from contracts.configuration import Settings, identity
+from contracts.errors import InputError
 from contracts.fingerprint import Recipe
 from contracts.progress import Progress, SilentProgress
 from contracts.store import ArtifactStore, Summary, Workspace
@@ -73,14 +74,40 @@ class Stage(Generic[C]):
             ShardlineError: The settings, the inputs or the data are wrong; see `contracts.errors`.
         """
         inputs = dict(inputs or {})
+        files = dict(self.raw_files(settings))
         recipe = self.recipe(settings, inputs={name: item.fingerprint for name, item in inputs.items()}, store=store)
+
+        def work(workspace: Workspace) -> Summary:
+            summary = self.work(settings, inputs, workspace)
+            _refuse_changed(files, recipe, workspace)
+            return summary
+
         return store.make(
             self.kind,
             label or self.name,
             recipe,
-            lambda workspace: self.work(settings, inputs, workspace),
+            work,
             config=settings.model_dump(mode="json"),
             inputs=inputs,
             progress=progress or SilentProgress(),
             force=force,
         )
+
+
+def _refuse_changed(files: Mapping[str, Path], recipe: Recipe, workspace: Workspace) -> None:
+    """Make sure that raw files are still what the recipe says: one may have been replaced while it was read.
+
+    A file that is gone by now was whole when it was read: readers notice one that ends early.
+
+    Raises:
+        InputError: One is not; nothing of the work is kept, since it may be of either.
+    """
+    there = {name: path for name, path in files.items() if path.is_file()}
+    try:
+        found = workspace.store.digest_all(there)
+        changed = next((there[name] for name, value in found.items() if recipe.raw.get(name) != value), None)
+    except InputError:  # it is being written right now
+        changed = Path("an input file")
+    if changed is not None:
+        workspace.discard()
+        raise InputError(f"{changed} changed while it was read. Wait until its writer is done, then start again.")

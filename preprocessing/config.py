@@ -10,6 +10,7 @@ from preprocessing.samples.splits import parse_split
 
 END_OF_DOCUMENT = "<|endoftext|>"
 MIB = 2**20
+MAX_INDEX_ENTRIES = 2**44  # samples, or documents times epochs: far beyond any disk
 SPECIAL_GROUPS = {
     "bert": ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
     "fim": ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>"),
@@ -314,12 +315,16 @@ class IndexConfig(Settings):
             raise ValueError(f"epochs or tokens {list(numbers)} must be 0 or more, and not all 0.")
         if numbers is not None and self.samples is not None:
             raise ValueError("epochs and tokens say how many samples there are; leave `samples` out.")
+        if self.objective == "bert" and self.seq_length < 8:
+            raise ValueError(f"seq_length is {self.seq_length}; bert samples need 8 tokens or more.")
+        if max(numbers or (0,)) > MAX_INDEX_ENTRIES:
+            raise ValueError(f"epochs or tokens {list(numbers or ())} ask for more than an index can hold.")
         return self
 
     @model_validator(mode="after")
     def _weights_are_usable(self) -> "IndexConfig":
         if self.weights is not None:
-            if any(weight < 0 for weight in self.weights) or sum(self.weights) <= 0:
+            if any(weight < 0 for weight in self.weights) or not 0 < sum(self.weights) < float("inf"):
                 raise ValueError(f"weights {list(self.weights)} must be 0 or more, and not all 0.")
             if self.samples is None:
                 raise ValueError(

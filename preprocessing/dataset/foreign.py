@@ -100,6 +100,8 @@ def read_foreign(path: Path) -> ForeignPair:
         what = "it is truncated" if found < wanted else "they do not belong together"
         raise InputError(f"{pair.data}: holds {found} bytes where {path.name} lists {wanted}; {what}.")
     bounds = pair.bounds
+    if not len(bounds):
+        raise InputError(f"{path}: has no document bounds at all; it is damaged.")
     if bounds[0] != 0 or (np.diff(bounds) < 0).any() or bounds[-1] != len(pair.lengths):
         raise InputError(f"{path}: its document bounds do not rise from 0 to {len(pair.lengths)}; it is damaged.")
     return pair
@@ -178,7 +180,7 @@ def _read_datatrove(path: Path) -> ForeignPair:
 def _datatrove_token_size(path: Path, metadata: Path, num_tokens: int) -> int:
     """Return the bytes of a token: what `.metadata` says, else what the sizes say."""
     if metadata.is_file():
-        _, _, size = metadata.read_text(encoding="utf-8").partition("\n")[0].rpartition("|")
+        _, _, size = metadata.read_text(encoding="utf-8", errors="replace").partition("\n")[0].rpartition("|")
         if size in ("2", "4"):
             return int(size)
         raise InputError(f"{metadata}: says a token has {size!r} bytes; 2 and 4 are known.")

@@ -1,6 +1,7 @@
 """The files behind the sources a user names: files, folders, globs, archives, addresses, hub datasets."""
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -162,10 +163,34 @@ def _data_folder(path: Path, part: str) -> Path:
 def _files_below(folder: Path, is_text_wanted: bool) -> list[SourceFile]:
     found = [
         SourceFile(path.relative_to(folder).as_posix(), path)
-        for path in folder.rglob("*")
-        if is_data_name(path.relative_to(folder).as_posix(), is_text_wanted=is_text_wanted) and path.is_file()
+        for path in _walk(folder)
+        if is_data_name(path.relative_to(folder).as_posix(), is_text_wanted=is_text_wanted) and _is_there(path)
     ]
     return sorted(_without_caches(found), key=lambda file: file.name)
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """Yield the files below a folder, through links to folders too, each real folder once."""
+    seen: set[str] = set()
+    for root, folders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(root)
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders.sort()
+        yield from (Path(root, name) for name in names)
+
+
+def _is_there(path: Path) -> bool:
+    """Tell a file from what is none.
+
+    Raises:
+        ConfigError: It is a link to nothing.
+    """
+    if path.is_symlink() and not path.exists():
+        raise ConfigError(f"{path} is a link to {path.readlink()}, which is not there. Mend or remove the link.")
+    return path.is_file()
 
 
 def _without_caches(files: list[SourceFile]) -> list[SourceFile]:
@@ -187,7 +212,7 @@ def _files_of_glob(pattern: str) -> list[SourceFile]:
         paths = list(root.glob(str(Path(*Path(pattern).parts[len(fixed) :]))))
     except ValueError as error:
         raise ConfigError(f"the glob {pattern!r} cannot be used: {error}.") from error
-    files = [SourceFile(path.relative_to(root).as_posix(), path) for path in paths if path.is_file()]
+    files = [SourceFile(path.relative_to(root).as_posix(), path) for path in paths if _is_there(path)]
     return sorted(files, key=lambda file: file.name)
 
 

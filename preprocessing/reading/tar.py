@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from preprocessing.reading.damage import DamagedStreamError
+from preprocessing.reading.names import is_data_name
 
 BLOCK = 512
 _REGULAR = (b"0", b"\0", b"7")
+_MOST_DIGITS = 18  # of a number written out
 _MOST_HEADER_BYTES = 2**20  # of a pax header or a long name
 
 
@@ -75,6 +77,11 @@ def tar_members(read: Callable[[int], bytes], skip: Callable[[int], object], nam
             if kind in _REGULAR:
                 yield TarMember(pax.get("path") or long_name or _name_of(header), body, size)
             else:
+                member = pax.get("path") or long_name or _name_of(header)
+                if kind in (b"1", b"2") and is_data_name(member, is_text_wanted=False):
+                    raise DamagedStreamError(
+                        name, f"the member {member} at byte {position} is a link, which is not read: unpack it", False
+                    )
                 size = 0 if kind in (b"1", b"2", b"3", b"4", b"5", b"6") else size
             long_name, pax = None, {}
         position = body + (size + BLOCK - 1) // BLOCK * BLOCK
@@ -113,15 +120,20 @@ def _name_of(header: bytes) -> str:
     return name.decode("utf-8", "surrogateescape")
 
 
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
+
+
 def _pax_fields(data: bytes, position: int, name: str) -> dict[str, str]:
     fields: dict[str, str] = {}
     while data.strip(b"\0"):
         length, _, rest = data.partition(b" ")
-        if not length.isdigit() or not len(length) < int(length) <= len(data) or data[int(length) - 1 :][:1] != b"\n":
+        size = int(length) if _is_number(length.decode("latin-1")) else 0
+        if not len(length) < size <= len(data) or data[size - 1 :][:1] != b"\n":
             raise DamagedStreamError(name, f"damaged pax header at byte {position}", False)
-        key, _, value = rest[: int(length) - len(length) - 2].partition(b"=")
+        key, _, value = rest[: size - len(length) - 2].partition(b"=")
         fields[key.decode("utf-8", "replace")] = value.decode("utf-8", "surrogateescape")
-        data = data[int(length) :]
-    if not fields.get("size", "0").isdigit():
+        data = data[size:]
+    if not _is_number(fields.get("size", "0")):
         raise DamagedStreamError(name, f"damaged pax header at byte {position}", False)
     return fields

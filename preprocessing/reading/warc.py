@@ -17,6 +17,8 @@ TEXT = "text"
 _HEADER_BYTES = 2**20
 _END = b"\r\n\r\n"
 
+_MOST_DIGITS = 18  # of a length
+
 
 def warc_blocks(
     source: SourceFile,
@@ -65,8 +67,8 @@ def _next_row(reader: ChunkReader, name: str, record_bytes: int) -> Row | None:
         raise _damaged(name, start, "no WARC record begins where one must", not version.endswith(b"\n"))
     header = _header(reader, name, start)
     length = header.get("content-length", "")
-    if not length.isdigit():
-        raise _damaged(name, start, f"a WARC record without its length (Content-Length: {length!r})", False)
+    if not (length.isascii() and length.isdigit() and len(length) <= _MOST_DIGITS):
+        raise _damaged(name, start, f"a WARC record without its length (Content-Length: {length[:40]!r})", False)
     size = int(length)
     kind = header.get("warc-type", "")
     is_kept = kind == "conversion" and size <= record_bytes

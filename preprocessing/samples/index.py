@@ -43,6 +43,7 @@ from preprocessing.samples.t5_lengths import check_sentinels, lengths_for_encode
 # Each dataset of a weighted blend is built for this much more than its share, so that rounding
 # never asks for a sample that it lacks (Megatron-LM: mid_level_dataset_surplus).
 SURPLUS = 0.005
+MAX_ENTRIES = 2**34  # 64 to 128 GB of memory for one array
 
 
 @dataclass(frozen=True)
@@ -223,6 +224,12 @@ def _build_part(
         warnings.append(numbers)
     elif plan.num_epochs > 1:
         warnings.append(f"{numbers}; {plan.num_epochs} epochs give the {num_samples} asked for, so data repeat")
+    entries = max(plan.num_samples, plan.num_epochs * len(units))
+    if entries > MAX_ENTRIES:
+        raise ConfigError(
+            f"{where}: {num_samples} samples, of {plan.num_epochs} epochs, would make an index of {entries:.3g} "
+            f"entries in memory; {MAX_ENTRIES:.3g} is the most. Ask for fewer samples, epochs or tokens."
+        )
     folder.mkdir(parents=True, exist_ok=True)
     save_sample_index(lengths, units, plan, seed=settings.seed, folder=folder, prefix=split.name)
     return {

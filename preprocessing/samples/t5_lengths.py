@@ -41,14 +41,18 @@ def lengths_for_encoder(seq_length: int, objective: T5Config) -> SpanLengths:
     Raises:
         ConfigError: Not even the shortest window fits.
     """
-    found: SpanLengths | None = None
-    window = 2
-    while (lengths := lengths_of_window(window, objective)).encoder <= seq_length:
-        found = lengths
-        window += 1
-    if found is None:
+    if lengths_of_window(2, objective).encoder > seq_length:
         raise ConfigError(f"index.seq_length is {seq_length}: too short for a t5 sample.")
-    return found
+    fits, too_long = 2, 4
+    while lengths_of_window(too_long, objective).encoder <= seq_length:
+        fits, too_long = too_long, 2 * too_long
+    while too_long - fits > 1:  # the encoder's length never falls as the window grows
+        middle = (fits + too_long) // 2
+        if lengths_of_window(middle, objective).encoder <= seq_length:
+            fits = middle
+        else:
+            too_long = middle
+    return lengths_of_window(fits, objective)
 
 
 def lengths_of_window(window: int, objective: T5Config) -> SpanLengths:
