@@ -183,3 +183,16 @@ def test_an_interleaved_pipeline_equals_one_process(
     layout: tuple[int, int, int], cases: list[Case], tmp_path: Path, reference_root: Path
 ) -> None:
     _assert_exact(layout, cases, tmp_path, reference_root)
+
+
+def _growing_curve(config: PretrainConfig) -> list[tuple[float, float]]:
+    return curve(new_trainer(config), config.train_steps)
+
+
+def test_batches_that_grow_and_muon_are_exact_on_an_interleaved_pipeline() -> None:
+    changes = {"rampup_batch_size": (4, 4, 8), "optimizer": {"kind": "muon"}, "train_steps": 4}
+    reference = run_on_ranks(1, _growing_curve, _config("tied", (1, 1, 1), changes))
+
+    found = run_on_ranks(4, _growing_curve, _config("tied", (1, 2, 2), {**changes, **_interleaved(2)}))
+
+    assert all(relative_difference(losses, reference[0]) < 1e-11 for losses in found)
