@@ -38,6 +38,8 @@ class Stage(Generic[C]):
         work: Fills `workspace.path` and returns the summary. An exception publishes nothing.
         raw_files: Files outside the store that the settings name: name (identity) to path.
         raw: Digests of other raw inputs that are no single files, where there are any.
+        refuses_changes: What it makes is a copy of its raw files, so that one which changes meanwhile gives a
+            mixture, of which nothing is kept. Not for stages whose unfinished work is worth more than that.
     """
 
     name: str
@@ -47,10 +49,16 @@ class Stage(Generic[C]):
     work: Callable[[C, Mapping[str, Artifact], Workspace], Summary]
     raw_files: Callable[[C], Mapping[str, Path]] = _no_files
     raw: Callable[[C], Mapping[str, str]] = _no_digests
+    refuses_changes: bool = False
 
     def recipe(self, settings: C, *, inputs: Mapping[str, str], store: ArtifactStore) -> Recipe:
         """Return what decides the result; `inputs` are fingerprints, so nothing upstream need exist."""
-        digests = store.digest_all(self.raw_files(settings))
+        return self._recipe(settings, self.raw_files(settings), inputs, store)
+
+    def _recipe(
+        self, settings: C, files: Mapping[str, Path], inputs: Mapping[str, str], store: ArtifactStore
+    ) -> Recipe:
+        digests = store.digest_all(files)
         return Recipe(self.name, self.version, identity(settings), dict(inputs), {**digests, **self.raw(settings)})
 
     def run(
@@ -75,11 +83,12 @@ class Stage(Generic[C]):
         """
         inputs = dict(inputs or {})
         files = dict(self.raw_files(settings))
-        recipe = self.recipe(settings, inputs={name: item.fingerprint for name, item in inputs.items()}, store=store)
+        recipe = self._recipe(settings, files, {name: item.fingerprint for name, item in inputs.items()}, store)
 
         def work(workspace: Workspace) -> Summary:
             summary = self.work(settings, inputs, workspace)
-            _refuse_changed(files, recipe, workspace)
+            if self.refuses_changes:
+                _refuse_changed(files, recipe, workspace)
             return summary
 
         return store.make(

@@ -322,4 +322,5 @@ CLEAN = Stage(
     work=clean,
     raw_files=_raw_files,
     raw=_raw,
+    refuses_changes=True,
 )

@@ -233,4 +233,5 @@ CORPUS = Stage(
     work=gather,
     raw_files=_raw_files,
     raw=_raw,
+    refuses_changes=True,
 )

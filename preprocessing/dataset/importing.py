@@ -258,4 +258,12 @@ def _raw_files(settings: ImportConfig) -> dict[str, Path]:
     return files
 
 
-IMPORT = Stage(name="import", version=1, kind="dataset", settings=ImportConfig, work=take_over, raw_files=_raw_files)
+IMPORT = Stage(
+    name="import",
+    version=1,
+    kind="dataset",
+    settings=ImportConfig,
+    work=take_over,
+    raw_files=_raw_files,
+    refuses_changes=True,
+)

@@ -314,4 +314,13 @@ def _raw_files(settings: MergeConfig) -> dict[str, Path]:
     }
 
 
-MERGE = Stage(name="merge", version=1, kind="dataset", settings=MergeConfig, work=merge, raw_files=_raw_files, raw=_raw)
+MERGE = Stage(
+    name="merge",
+    version=1,
+    kind="dataset",
+    settings=MergeConfig,
+    work=merge,
+    raw_files=_raw_files,
+    raw=_raw,
+    refuses_changes=True,
+)

@@ -254,4 +254,13 @@ def _raw_files(settings: SplitConfig) -> dict[str, Path]:
     return {f"dataset{name if name.startswith('/') else '/pair' + name}": file for name, file in files}
 
 
-SPLIT = Stage(name="split", version=1, kind="dataset", settings=SplitConfig, work=split, raw_files=_raw_files, raw=_raw)
+SPLIT = Stage(
+    name="split",
+    version=1,
+    kind="dataset",
+    settings=SplitConfig,
+    work=split,
+    raw_files=_raw_files,
+    raw=_raw,
+    refuses_changes=True,
+)

@@ -281,4 +281,5 @@ INGEST = Stage(
     work=ingest,
     raw_files=_raw_files,
     raw=_raw,
+    refuses_changes=True,
 )

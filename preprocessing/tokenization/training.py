@@ -214,4 +214,5 @@ TOKENIZER = Stage(
     work=train,
     raw_files=_raw_files,
     raw=_raw,
+    refuses_changes=True,
 )
