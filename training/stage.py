@@ -240,10 +240,9 @@ def _summary(settings: PretrainConfig, index: Artifact, workspace: Workspace) ->
 
 def _raw(settings: PretrainConfig) -> dict[str, str]:
     """Name artifacts given by path by their content."""
-    from preprocessing.dataset.token_dataset import artifact_content
+    from preprocessing.dataset.token_dataset import artifact_contents
 
-    found = {f"dataset{number}": artifact_content(path) for number, path in enumerate(settings.datasets)}
-    return {name: content for name, content in found.items() if content is not None}
+    return artifact_contents(settings.datasets)
 
 
 def _raw_files(settings: PretrainConfig) -> dict[str, Path]:

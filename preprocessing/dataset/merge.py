@@ -26,7 +26,7 @@ from contracts.stage import Stage
 from contracts.store import Workspace
 from preprocessing.dataset.config import MergeConfig
 from preprocessing.dataset.indexed_dataset import CHUNK_SEQUENCES, IndexedDataset, index_header
-from preprocessing.dataset.token_dataset import TokenDataset, artifact_content, pair_files, refuse_mixed_tokenizers
+from preprocessing.dataset.token_dataset import TokenDataset, artifact_contents, pair_files, refuse_mixed_tokenizers
 from preprocessing.ingestion.document_table import DOCUMENTS
 from preprocessing.ingestion.shards import REJECTS, shard_name
 
@@ -302,8 +302,7 @@ def _summary(datasets: Sequence[TokenDataset], names: Sequence[Mapping[str, str]
 
 
 def _raw(settings: MergeConfig) -> dict[str, str]:
-    found = {f"dataset{number}": artifact_content(path) for number, path in enumerate(settings.datasets)}
-    return {name: content for name, content in found.items() if content is not None}
+    return artifact_contents(settings.datasets)
 
 
 def _raw_files(settings: MergeConfig) -> dict[str, Path]:

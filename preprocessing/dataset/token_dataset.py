@@ -281,6 +281,12 @@ def artifact_content(path: str | Path) -> str | None:
     return read_artifact(path).manifest.content if (path / MANIFEST).is_file() else None
 
 
+def artifact_contents(paths: Sequence[str]) -> dict[str, str]:
+    """Name the dataset artifacts among `paths` by their content: `dataset{number}` to digest."""
+    found = {f"dataset{number}": artifact_content(path) for number, path in enumerate(paths)}
+    return {name: content for name, content in found.items() if content is not None}
+
+
 def _artifact_at(path: Path) -> Artifact | None:
     if not path.is_dir():
         return None

@@ -26,7 +26,7 @@ from contracts.store import Workspace
 from preprocessing.config import IndexConfig
 from preprocessing.dataset.token_dataset import (
     TokenDataset,
-    artifact_content,
+    artifact_contents,
     pair_files,
     refuse_mixed_tokenizers,
 )
@@ -314,8 +314,7 @@ def _dataset_paths(settings: IndexConfig, inputs: Mapping[str, Artifact]) -> lis
 
 def _raw(settings: IndexConfig) -> dict[str, str]:
     """Name artifacts given by path by their content."""
-    found = {f"dataset{number}": artifact_content(path) for number, path in enumerate(settings.datasets)}
-    return {name: content for name, content in found.items() if content is not None}
+    return artifact_contents(settings.datasets)
 
 
 def _raw_files(settings: IndexConfig) -> dict[str, Path]:

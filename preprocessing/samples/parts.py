@@ -12,10 +12,10 @@ from contracts.errors import ConfigError
 from preprocessing.dataset.hash_split import document_keys, places, token_keys
 from preprocessing.dataset.token_dataset import TokenDataset
 from preprocessing.ingestion.document_table import DOCUMENTS
+from preprocessing.ingestion.encoding import NO_SUBSET
 from preprocessing.samples.sample_index import Units
 from preprocessing.samples.splits import split_range
 
-NO_SUBSET = "(none)"
 Asked = int | Callable[[int], int] | None
 """Samples asked of a part, or a function that tells them by the samples of one epoch; None for one epoch."""
 MAX_PARTS = 2**15 - 1  # parts are numbered in 16 bits, as in Megatron-LM's blends
