@@ -15,8 +15,12 @@ from training.parameters import ParamSpec
 class AttentionModule(Protocol):
     """Causal self-attention over this rank's heads; has no parameters."""
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """(s, b, heads/tp, d), twice (s, b, groups/tp, d) -> (s, b, heads/tp * d)."""
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
+        """(s, b, heads/tp, d), twice (s, b, groups/tp, d) -> (s, b, heads/tp * d).
+
+        Args:
+            documents: (b, s), int64: a token sees only tokens of its own number.
+        """
         ...
 
 

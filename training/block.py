@@ -50,14 +50,16 @@ class Block(nn.Module):
             self.mlp = Mlp(backend, model, name, has_norm=not is_apart)
         self.mlp_norm = backend.norm(f"{name}.mlp.norm") if self.is_post else None
 
-    def forward(self, x: Tensor, rotary: Rotary | None, row_ids: Tensor | None) -> Tensor:
-        """(s, b, h) or (s/tp, b, h) -> the same."""
+    def forward(
+        self, x: Tensor, rotary: Rotary | None, row_ids: Tensor | None, documents: Tensor | None = None
+    ) -> Tensor:
+        """(s, b, h) or (s/tp, b, h) -> the same; the other arguments as `TransformerStage.forward` has them."""
         first = self.first_site
         if self.is_parallel:
             y = x if self.shared_norm is None else self.shared_norm(x)
-            x = x + self.dropout(self.attention(y, rotary), row_ids, first)
+            x = x + self.dropout(self.attention(y, rotary, documents), row_ids, first)
             return x + self.dropout(self.mlp(y), row_ids, first + 1)
-        x = x + self.dropout(self.attention(x, rotary), row_ids, first)
+        x = x + self.dropout(self.attention(x, rotary, documents), row_ids, first)
         if self.attention_norm is not None:
             x = self.attention_norm(x)
         x = x + self.dropout(self.mlp(x), row_ids, first + 1)
@@ -85,13 +87,13 @@ class Attention(nn.Module):
             f"{name}.attn.out", (model.attention_size, model.hidden_size), has_bias=model.linear_bias
         )
 
-    def forward(self, x: Tensor, rotary: Rotary | None) -> Tensor:
+    def forward(self, x: Tensor, rotary: Rotary | None, documents: Tensor | None = None) -> Tensor:
         q, k, v = self._queries_keys_values(self.project(x))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if rotary is not None:
             q, k = rotate(q, *rotary), rotate(k, *rotary)
-        out: Tensor = self.out(self.core(q, k, v))
+        out: Tensor = self.out(self.core(q, k, v, documents))
         return out
 
     def _queries_keys_values(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -50,6 +50,11 @@ class PretrainConfig(Settings):
         "equal shares of samples. Empty: it has global_batch_size rows from the first step on.",
     )
     train_steps: PositiveInt = Field(100, description="Optimizer steps of the run.")
+    reset_position_ids: bool = added(False, description="Positions count from 0 in every document of a row.")
+    reset_attention_mask: bool = added(False, description="Tokens see only the document of the row that they are in.")
+    eod_mask_loss: bool = added(
+        False, description="No loss where the last token of a document would predict the first of the next."
+    )
     z_loss: float = added(
         0.0,
         ge=0,
@@ -174,6 +179,11 @@ class PretrainConfig(Settings):
                 f"rampup_batch_size [{start}, {increment}, {samples}] does not reach global_batch_size ({rows}): "
                 f"{rows} - {start} is no multiple of {increment}. Change start or increment."
             )
+
+    @property
+    def sees_documents(self) -> bool:
+        """Rows must say where their documents begin."""
+        return self.reset_position_ids or self.reset_attention_mask or self.eod_mask_loss
 
     @property
     def schedule(self) -> Schedule:

@@ -1,7 +1,7 @@
 """Where training rows come from: a source of samples, and which of its samples a rank reads at a step."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -23,17 +23,18 @@ class SampleSource(Protocol):
 
 
 @runtime_checkable
-class LabelledSource(Protocol):
-    """Rows of which not every token gives a loss, such as answers after their questions."""
+class RowSource(Protocol):
+    """Rows with more than tokens: labels of their own, document numbers, positions."""
 
-    def inputs_and_labels(
-        self, sample_ids: Sequence[int] | npt.NDArray[Any]
-    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Return inputs and labels, each (n, seq_length), int64; IGNORE_INDEX where no loss is due."""
+    def rows(self, sample_ids: Sequence[int] | npt.NDArray[Any]) -> Mapping[str, npt.NDArray[Any]]:
+        """Return "inputs" and "labels", each (n, s), int64, with IGNORE_INDEX where no loss is due, and context.
+
+        Context is every other array; its first dimension is n, and its name an argument of the model's `forward`.
+        """
         ...
 
 
-Source = SampleSource | LabelledSource
+Source = SampleSource | RowSource
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,27 @@ class Batch:
         labels: (rows, s), int64.
         row_ids: (rows,), int64.
         has_ignored: Some labels may be IGNORE_INDEX.
+        context: What else the model is told, by the names of its `forward`; the first dimension is rows.
     """
 
     inputs: Tensor
     labels: Tensor
     row_ids: Tensor
     has_ignored: bool = False
+    context: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def micro_batches(self, size: int) -> "list[Batch]":
+        """Cut the batch into parts of `size` rows, in order."""
+        return [
+            Batch(
+                self.inputs[first : first + size],
+                self.labels[first : first + size],
+                self.row_ids[first : first + size],
+                self.has_ignored,
+                {name: tensor[first : first + size] for name, tensor in self.context.items()},
+            )
+            for first in range(0, len(self.inputs), size)
+        ]
 
 
 def step_sample_ids(
@@ -67,11 +83,12 @@ def step_sample_ids(
 
 
 def read_batch(source: Source, sample_ids: npt.NDArray[np.int64], device: torch.device) -> Batch:
-    """Read samples and split them into inputs and the next tokens."""
+    """Read samples: rows as their source describes them, or tokens split into inputs and the next tokens."""
     row_ids = torch.from_numpy(sample_ids).to(device)
-    if isinstance(source, LabelledSource):
-        inputs, labels = source.inputs_and_labels(sample_ids)
-        return Batch(_on(device, inputs), _on(device, labels), row_ids, has_ignored=True)
+    if isinstance(source, RowSource):
+        context = {name: _on(device, array) for name, array in source.rows(sample_ids).items()}
+        inputs, labels = context.pop("inputs"), context.pop("labels")
+        return Batch(inputs, labels, row_ids, has_ignored=True, context=context)
     tokens = _on(device, source.tokens(sample_ids))
     return Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), row_ids)
 

@@ -41,8 +41,14 @@ class PositionEmbedding(nn.Module):
         self.weight = nn.Parameter(torch.empty(shape))
         self.specs = {"weight": ParamSpec(f"{name}.weight", None, shape, sp_partial=tp.sequence_parallel)}
 
-    def forward(self, length: int) -> Tensor:
-        """Return (s, 1, h), or this rank's (s/tp, 1, h), for a whole sequence of `length`."""
+    def forward(self, length: int, positions: Tensor | None = None) -> Tensor:
+        """Return (s, 1, h), or this rank's (s/tp, 1, h), for a whole sequence of `length`.
+
+        Args:
+            positions: (b, s), int64: gives (s, b, h) or (s/tp, b, h) instead; None counts from 0.
+        """
         part = length // self.tp.size if self.tp.sequence_parallel else length
         first = self.tp.rank * part if self.tp.sequence_parallel else 0
-        return self.weight[first : first + part].unsqueeze(1)
+        if positions is None:
+            return self.weight[first : first + part].unsqueeze(1)
+        return F.embedding(positions.t()[first : first + part], self.weight)

@@ -151,23 +151,33 @@ class CausalAttention(nn.Module):
         super().__init__()
         self.window = window
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """(s, b, n, d), twice (s, b, g, d) -> (s, b, n * d)."""
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
+        """(s, b, n, d), twice (s, b, g, d) -> (s, b, n * d); `documents`, (b, s), bound what a token sees."""
         has_groups = k.shape[2] != q.shape[2]
         if has_groups and not q.is_cuda:  # the CPU's fused kernel wants as many keys as queries
             repeats = q.shape[2] // k.shape[2]
             k, v = k.repeat_interleave(repeats, dim=2), v.repeat_interleave(repeats, dim=2)
         q_bnsd, k_bnsd, v_bnsd = (x.permute(1, 2, 0, 3) for x in (q, k, v))
-        is_cut = self.window is not None and self.window < q.shape[0]
+        mask = self._mask(q.shape[0], documents, q.device)
         out_bnsd = F.scaled_dot_product_attention(
             q_bnsd,
             k_bnsd,
             v_bnsd,
-            attn_mask=window_mask(q.shape[0], self.window, q.device) if is_cut and self.window else None,
-            is_causal=not is_cut,
+            attn_mask=mask,
+            is_causal=mask is None,
             enable_gqa=has_groups and q.is_cuda,
         )
         return out_bnsd.permute(2, 0, 1, 3).flatten(2)
+
+    def _mask(self, length: int, documents: Tensor | None, device: torch.device) -> Tensor | None:
+        """Which keys (columns) a query (row) sees, (s, s) or (b, 1, s, s), bool; None is plain causal attention."""
+        is_cut = self.window is not None and self.window < length
+        if not is_cut and documents is None:
+            return None
+        mask = window_mask(length, self.window if self.window is not None else length, device)
+        if documents is None:
+            return mask
+        return mask & (documents[:, None, :, None] == documents[:, None, None, :])
 
 
 def window_mask(length: int, window: int, device: torch.device) -> Tensor:

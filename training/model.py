@@ -87,7 +87,14 @@ class TransformerStage(nn.Module):
         return None if self.is_first else VocabEmbedding("embedding.word", self.model, tp)
 
     def forward(
-        self, x: Tensor, *, labels: Tensor | None = None, row_ids: Tensor | None = None, want: Want = "loss"
+        self,
+        x: Tensor,
+        *,
+        labels: Tensor | None = None,
+        row_ids: Tensor | None = None,
+        positions: Tensor | None = None,
+        documents: Tensor | None = None,
+        want: Want = "loss",
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Run the stage.
 
@@ -96,6 +103,8 @@ class TransformerStage(nn.Module):
                 sequence parallelism.
             labels: (b, s), int64; for loss and log_probs, on the last stage.
             row_ids: (b,), int64: place of each row in the order of samples; only dropout needs it.
+            positions: (b, s), int64: of each token; None counts from 0 in every row.
+            documents: (b, s), int64: a token sees only tokens of its own number; None sees the whole row.
             want: What the last stage returns; other stages return activations.
 
         Returns:
@@ -103,15 +112,15 @@ class TransformerStage(nn.Module):
             logits (b, s, vocab_size); or the normed activations ("hidden").
         """
         if self.embedding is not None:
-            x = self._embed(x, row_ids)
+            x = self._embed(x, row_ids, positions)
         rotary = None
         if self.rotary is not None:
-            rotary = self.rotary(x.shape[0] * (self.tp.size if self.tp.sequence_parallel else 1))
+            rotary = self.rotary(x.shape[0] * (self.tp.size if self.tp.sequence_parallel else 1), positions)
         for block in self.layers.values():
-            x = run_block(block, x, rotary, row_ids, self.recompute)
+            x = run_block(block, (x, rotary, row_ids, documents), self.recompute)
         return self._finish(x, labels, want) if self.is_last else x
 
-    def _embed(self, tokens: Tensor, row_ids: Tensor | None) -> Tensor:
+    def _embed(self, tokens: Tensor, row_ids: Tensor | None, positions: Tensor | None) -> Tensor:
         check_length(tokens.shape[1], self.model)
         if self.embedding is None:
             raise RuntimeError("only the first stage embeds tokens")
@@ -119,7 +128,7 @@ class TransformerStage(nn.Module):
         if self.model.embedding_scale != 1.0:
             x = x * self.model.embedding_scale
         if self.positions is not None:
-            x = x + self.positions(tokens.shape[1])
+            x = x + self.positions(tokens.shape[1], positions)
         return self.dropout(x, row_ids, 0)
 
     def _finish(self, x: Tensor, labels: Tensor | None, want: Want) -> Tensor | tuple[Tensor, Tensor]:

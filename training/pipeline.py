@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 
 from training.config import PretrainConfig
+from training.data import Batch
 from training.mesh import Mesh
 from training.model import TransformerStage, compute_dtype, master_dtype
 from training.sharding import set_last_micro_batch
@@ -21,13 +22,11 @@ from training.sharding import set_last_micro_batch
 class Engine(Protocol):
     """Runs the micro-batches of a step and leaves the gradients in the parameters."""
 
-    def run(self, inputs: Tensor, labels: Tensor, row_ids: Tensor, *, num_tokens: float) -> Tensor:
+    def run(self, batch: Batch, *, num_tokens: float) -> Tensor:
         """Run one step.
 
         Args:
-            inputs: (rows, s), int64: this data-parallel rank's rows.
-            labels: (rows, s), int64.
-            row_ids: (rows,), int64: place of each row in the order of samples.
+            batch: This data-parallel rank's rows.
             num_tokens: Tokens of the whole global batch; divides the loss.
 
         Returns:
@@ -49,14 +48,13 @@ class SingleStage:
     def __init__(self, stage: TransformerStage, mesh: Mesh, config: PretrainConfig) -> None:
         self.stage, self.mesh, self.config = stage, mesh, config
 
-    def run(self, inputs: Tensor, labels: Tensor, row_ids: Tensor, *, num_tokens: float) -> Tensor:
-        size = self.config.micro_batch_size
-        parts = list(zip(inputs.split(size), labels.split(size), row_ids.split(size), strict=True))
+    def run(self, batch: Batch, *, num_tokens: float) -> Tensor:
+        parts = batch.micro_batches(self.config.micro_batch_size)
         total = torch.zeros((), dtype=master_dtype(self.config.precision), device=self.mesh.device)
         self.stage.auxiliary.factor = 1.0 / num_tokens
-        for number, (x, target, ids) in enumerate(parts):
+        for number, part in enumerate(parts):
             set_last_micro_batch(self.stage, number == len(parts) - 1, self.mesh)
-            loss = self.stage(x, labels=target, row_ids=ids)
+            loss = self.stage(part.inputs, labels=part.labels, row_ids=part.row_ids, **part.context)
             (loss / num_tokens).backward()
             total += loss.detach()
         return total
@@ -79,15 +77,19 @@ class Pipeline:
             else Schedule1F1B(made[0], passes, loss_fn=self._loss, scale_grads=False)
         )
 
-    def run(self, inputs: Tensor, labels: Tensor, row_ids: Tensor, *, num_tokens: float) -> Tensor:
+    def run(self, batch: Batch, *, num_tokens: float) -> Tensor:
         self.num_tokens = num_tokens
         self.auxiliary.factor = 1.0 / num_tokens
         total = torch.zeros((), dtype=master_dtype(self.config.precision), device=self.mesh.device)
-        arguments = (inputs,) if self.mesh.is_first_stage else ()
+        arguments = (batch.inputs,) if self.mesh.is_first_stage else ()
         losses: list[Tensor] | None = [] if self.mesh.is_last_stage else None
-        target = labels if self.mesh.is_last_stage else None
+        told: dict[str, Any] = {"labels": batch.labels, "row_ids": batch.row_ids, **batch.context}
         self.schedule.step(
-            *arguments, target=target, losses=losses, labels=labels, row_ids=row_ids, return_outputs=False
+            *arguments,
+            target=batch.labels if self.mesh.is_last_stage else None,
+            losses=losses,
+            return_outputs=False,
+            **told,
         )
         if losses:
             total += torch.stack([loss.detach() for loss in losses]).sum() * num_tokens
@@ -108,18 +110,17 @@ class OwnPipeline:
         self.next = None if mesh.is_last_stage else ranks[place + 1]
         self.example = _activation(mesh, config)
 
-    def run(self, inputs: Tensor, labels: Tensor, row_ids: Tensor, *, num_tokens: float) -> Tensor:
-        size = self.config.micro_batch_size
-        parts = list(zip(inputs.split(size), labels.split(size), row_ids.split(size), strict=True))
+    def run(self, batch: Batch, *, num_tokens: float) -> Tensor:
+        parts = batch.micro_batches(self.config.micro_batch_size)
         total = torch.zeros((), dtype=master_dtype(self.config.precision), device=self.mesh.device)
         self.stage.auxiliary.factor = 1.0 / num_tokens
         waiting: list[tuple[Tensor, Tensor]] = []
         sends: list[dist.Work | None] = []
         num_ahead = min(len(parts), self.mesh.size("pp") - 1 - self.mesh.rank("pp"))
         num_done = 0
-        for number, (tokens, target, ids) in enumerate(parts):
-            x = tokens if self.previous is None else self._receive(self.previous)
-            out = self.stage(x, labels=target, row_ids=ids)
+        for number, part in enumerate(parts):
+            x = part.inputs if self.previous is None else self._receive(self.previous)
+            out = self.stage(x, labels=part.labels, row_ids=part.row_ids, **part.context)
             if self.next is None:
                 total += out.detach()
                 out = out / num_tokens

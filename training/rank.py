@@ -19,7 +19,7 @@ from training.launch import STOP_SIGNALS, rank_main, tell
 from training.watching import Beat
 
 if TYPE_CHECKING:
-    from training.data import SampleSource
+    from training.data import Source
     from training.trainer import StepResult, Trainer
 
 
@@ -83,14 +83,13 @@ def main(arguments: list[str]) -> None:
     train(Job.read(Path(arguments[0])), _open_samples)
 
 
-def _open_samples(job: Job, split: str) -> "SampleSource":
-    from preprocessing.samples.opening import open_causal_samples
+def _open_samples(job: Job, split: str) -> "Source":
+    from training.rows import open_rows
 
-    source: SampleSource = open_causal_samples(Path(job.index), split)
-    return source
+    return open_rows(PretrainConfig.model_validate(job.config), Path(job.index), split)
 
 
-def train(job: Job, open_samples: Callable[[Job, str], "SampleSource"]) -> None:
+def train(job: Job, open_samples: Callable[[Job, str], "Source"]) -> None:
     """Join the other ranks, train until the last step or a request to stop, and leave a checkpoint.
 
     Args:
@@ -121,7 +120,7 @@ def train(job: Job, open_samples: Callable[[Job, str], "SampleSource"]) -> None:
     dist.destroy_process_group()
 
 
-def run(trainer: "Trainer", job: Job, train_source: "SampleSource", valid_source: "SampleSource | None") -> Result:
+def run(trainer: "Trainer", job: Job, train_source: "Source", valid_source: "Source | None") -> Result:
     """Train to the end or to a request to stop, saving on the way; every rank calls it."""
     import torch.distributed as dist
 

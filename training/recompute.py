@@ -14,18 +14,16 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 Recompute = Literal["none", "selective", "full"]
 
 
-def run_block(
-    block: nn.Module, x: Tensor, rotary: tuple[Tensor, Tensor] | None, row_ids: Tensor | None, recompute: Recompute
-) -> Tensor:
-    """Call `block`, keeping what `recompute` says."""
+def run_block(block: nn.Module, arguments: tuple[Any, ...], recompute: Recompute) -> Tensor:
+    """Call `block` with `arguments`, keeping what `recompute` says."""
     if recompute == "none" or not torch.is_grad_enabled():
-        out: Tensor = block(x, rotary, row_ids)
+        out: Tensor = block(*arguments)
         return out
     # No layer draws random numbers (training/dropout.py), so there is no generator state to restore.
     settings: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
     if recompute == "selective":
         settings["context_fn"] = partial(create_selective_checkpoint_contexts, _keep_products)
-    again: Tensor = checkpoint(block, x, rotary, row_ids, **settings)
+    again: Tensor = checkpoint(block, *arguments, **settings)
     return again
 
 

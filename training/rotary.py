@@ -28,11 +28,19 @@ class RotaryTable(nn.Module):
         for name in ("cos", "sin"):
             self.register_buffer(name, torch.empty(0, model.rotary_dim, dtype=self.exact), persistent=False)
 
-    def forward(self, length: int) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines, each (s, 1, 1, r)."""
+    def forward(self, length: int, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines, each (s, 1, 1, r), or (s, b, 1, r) for given positions.
+
+        Args:
+            length: Tokens of a row, or more than the highest position.
+            positions: (b, s), int64; None counts from 0.
+        """
         if length > len(self.cos):
             self._make(length)
-        return self.cos[:length, None, None], self.sin[:length, None, None]
+        if positions is None:
+            return self.cos[:length, None, None], self.sin[:length, None, None]
+        places = positions.t()
+        return self.cos[places].unsqueeze(2), self.sin[places].unsqueeze(2)
 
     def _make(self, length: int) -> None:
         """Fill the tables, on the CPU whatever the device, so that all devices have the same numbers."""

@@ -3,7 +3,7 @@
 With data-parallel ranks each dp rank is a model of its own and may get other rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -29,7 +29,9 @@ class Scorer:
         self.ranks = dist.get_process_group_ranks(mesh.group("pp"))
 
     @torch.no_grad()
-    def log_probs(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def log_probs(
+        self, tokens: Tensor, targets: Tensor, context: Mapping[str, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Log-probability of each target under the tokens up to its position.
 
         Under sequence parallelism the length must be divisible by the tensor-parallel degree; pad
@@ -38,12 +40,13 @@ class Scorer:
         Args:
             tokens: (b, s), int64, equal on all ranks of a model.
             targets: (b, s), int64; IGNORE_INDEX (-100) where nothing is scored.
+            context: What else the model is told (`Batch.context`).
 
         Returns:
             log_probs: (b, s), float32 (float64 for a float64 model), in nats; 0 where ignored.
             is_greedy: (b, s), bool; False where ignored.
         """
-        out = self._through(tokens, targets, "log_probs")
+        out = self._through(tokens, targets, "log_probs", context or {})
         exact = torch.float64 if self.dtype == torch.float64 else torch.float32
         if out is None:
             log_probs = torch.empty(tokens.shape, dtype=exact, device=self.mesh.device)
@@ -55,19 +58,21 @@ class Scorer:
     @torch.no_grad()
     def logits(self, tokens: Tensor) -> Tensor:
         """Logits (b, s, vocab_size) of every position, in the activations' dtype, on every rank."""
-        out = self._through(tokens, None, "logits")
+        out = self._through(tokens, None, "logits", {})
         shape = (*tokens.shape, self.stages[0].vocab_size)
         logits = torch.empty(shape, dtype=self.dtype, device=self.mesh.device) if out is None else out[0]
         return self._from_last(logits)
 
-    def _through(self, tokens: Tensor, targets: Tensor | None, want: Want) -> tuple[Tensor, ...] | None:
+    def _through(
+        self, tokens: Tensor, targets: Tensor | None, want: Want, context: Mapping[str, Tensor]
+    ) -> tuple[Tensor, ...] | None:
         """Run this rank's stages between their neighbours; the last stage returns its result, other ranks None."""
         for stage in self.stages:
             x = tokens
             if not stage.is_first:
                 x = self._empty_activation(tokens)
                 dist.recv(x, self._rank_of(stage.place - 1))
-            out = stage(x, labels=targets, want=want)
+            out = stage(x, labels=targets, want=want, **context)
             if stage.is_last:
                 return out if isinstance(out, tuple) else (out,)
             dist.send(local_tensor(out).contiguous(), self._rank_of(stage.place + 1))

@@ -9,6 +9,7 @@ from contracts.errors import ConfigError
 from preprocessing.samples.gpt import GPTSamples
 from training.config import IGNORE_INDEX
 from training.data import Source
+from training.rows import DocumentRows
 from training.trainer import Trainer
 
 
@@ -20,6 +21,8 @@ class SubsetLosses:
     """
 
     def __init__(self, trainer: Trainer, source: Source) -> None:
+        if isinstance(source, DocumentRows):
+            source = source.samples
         if not isinstance(source, GPTSamples):
             raise ConfigError("subset_losses needs samples whose tokens stand in the order of their documents.")
         self.trainer, self.samples = trainer, source

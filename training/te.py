@@ -160,6 +160,27 @@ class _Attention(nn.Module):
             tp_group=tp.group,
         )
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out: Tensor = self.core(q.contiguous(), k.contiguous(), v.contiguous())
-        return out
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
+        if documents is None:
+            out: Tensor = self.core(q.contiguous(), k.contiguous(), v.contiguous())
+            return out
+        s, b = q.shape[:2]
+        bounds = document_bounds(documents)
+        packed: Tensor = self.core(
+            *(x.transpose(0, 1).flatten(0, 1) for x in (q, k, v)),
+            qkv_format="thd",
+            attn_mask_type="padding_causal",
+            cu_seqlens_q=bounds,
+            cu_seqlens_kv=bounds,
+            max_seqlen_q=s,
+            max_seqlen_kv=s,
+        )
+        return packed.view(b, s, -1).transpose(0, 1).contiguous()
+
+
+def document_bounds(documents: Tensor) -> Tensor:
+    """Ends of the runs of equal numbers, counted through the rows of (b, s): (documents + 1,), int32, from 0."""
+    is_first = torch.ones_like(documents, dtype=torch.bool)
+    is_first[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    starts = is_first.flatten().nonzero().squeeze(1)
+    return torch.cat((starts, starts.new_tensor([documents.numel()]))).to(torch.int32)

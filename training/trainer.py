@@ -111,7 +111,7 @@ class Trainer:
         scale = self.scaler.scale if self.scaler is not None else 1.0
         num_tokens = count_loss_tokens(batch, self.mesh)
         scaled_tokens = num_tokens if scale == 1.0 else num_tokens / scale
-        loss_share = self._engine(rows).run(batch.inputs, batch.labels, batch.row_ids, num_tokens=scaled_tokens)
+        loss_share = self._engine(rows).run(batch, num_tokens=scaled_tokens)
         clock.mark()
         gradients = self.finisher.finish()
         norm, loss_sum, auxiliary_sum, stops = self.finisher.agree(

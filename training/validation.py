@@ -20,11 +20,10 @@ def validation_loss(trainer: Trainer, source: Source) -> float:
     for number in range(config.valid_batches):
         ids = step_sample_ids(number * rows, rows, dp_rank=mesh.rank("dp"), dp_size=mesh.size("dp"))
         batch = read_batch(source, ids, mesh.device)
-        size = config.micro_batch_size
-        for inputs, labels in zip(batch.inputs.split(size), batch.labels.split(size), strict=True):
-            log_probs, _ = scorer.log_probs(inputs, labels)
+        for part in batch.micro_batches(config.micro_batch_size):
+            log_probs, _ = scorer.log_probs(part.inputs, part.labels, part.context)
             sums[0] -= log_probs.double().sum()
-            sums[1] += (labels != IGNORE_INDEX).sum()
+            sums[1] += (part.labels != IGNORE_INDEX).sum()
     # A pass without backward leaves the parameters gathered; the next update would not reach that copy.
     for module in (module for stage in trainer.stages for module in stage.modules()):
         if isinstance(module, FSDPModule):

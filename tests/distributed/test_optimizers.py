@@ -38,12 +38,12 @@ STEPS = 6
 class IgnoringSource(PatternSource):
     """Rows of which only a beginning counts, of another length in each."""
 
-    def inputs_and_labels(self, sample_ids: Sequence[int]) -> tuple[Any, Any]:
+    def rows(self, sample_ids: Sequence[int]) -> dict[str, Any]:
         tokens = self.tokens(sample_ids)
         labels = tokens[:, 1:].copy()
         for row, number in enumerate(sample_ids):
             labels[row, 2 + int(number) * 7 % SEQ_LENGTH :] = IGNORE_INDEX
-        return tokens[:, :-1], labels
+        return {"inputs": tokens[:, :-1], "labels": labels}
 
 
 def _config(name: str, layout: Layout, more: str = "plain") -> PretrainConfig:

@@ -16,6 +16,7 @@ from conversion.huggingface_config import to_huggingface
 from conversion.huggingface_names import links_of
 from conversion.linked_rows import Link, derive_canonical, derive_foreign
 from training.checkpoint import state_tensors
+from training.data import Batch
 from training.dtensors import as_dtensors
 from training.model_config import ModelConfig
 from training.parameters import stored_parameters
@@ -80,11 +81,13 @@ def put_weights(trainer: Trainer, weights: Mapping[str, Tensor]) -> None:
         view.to_local().copy_(whole.to_local())
 
 
-def gradients_of(trainer: Trainer, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+def gradients_of(
+    trainer: Trainer, inputs: Tensor, labels: Tensor, context: Mapping[str, Tensor] | None = None
+) -> dict[str, Tensor]:
     """Whole gradients of the mean loss over all ranks' rows, of the parameters of this rank's stage."""
     rows = torch.arange(len(inputs)) + len(inputs) * trainer.mesh.rank("dp")
     num_tokens = labels.numel() * trainer.mesh.size("dp")
-    trainer.engine.run(inputs, labels, rows, num_tokens=num_tokens)
+    trainer.engine.run(Batch(inputs, labels, rows, context=context or {}), num_tokens=num_tokens)
     found: dict[str, Tensor] = {}
     for parameter, gradient in zip(trainer.parameters, trainer.finisher.finish(), strict=True):
         for name, part in as_dtensors(gradient, parameter, trainer.mesh).items():

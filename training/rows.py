@@ -1,0 +1,89 @@
+"""Rows of a training run from prepared samples: what the model reads, what it is to say, where documents end.
+
+In: samples of `preprocessing`, settings. Out: a `Source`. Letters: n rows, s tokens of a row.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from contracts.errors import ConfigError
+from preprocessing.samples.gpt import GPTSamples
+from preprocessing.samples.opening import open_causal_samples
+from training.config import IGNORE_INDEX, PretrainConfig
+from training.data import Source
+
+Ids = Sequence[int] | npt.NDArray[Any]
+
+
+def open_rows(config: PretrainConfig, index: Path, split: str) -> Source:
+    """Open the rows of one split of an index, as the run's settings want them.
+
+    Raises:
+        ConfigError: The index was built for another kind of model, or does not tell documents apart.
+    """
+    samples = open_causal_samples(index, split)
+    if not config.sees_documents:
+        source: Source = samples
+        return source
+    if not isinstance(samples, GPTSamples):
+        raise ConfigError(
+            f"{index} has samples whose tokens do not stand in the order of their documents; "
+            "reset_position_ids, reset_attention_mask and eod_mask_loss need plain causal samples."
+        )
+    return DocumentRows(
+        samples,
+        resets_positions=config.reset_position_ids,
+        resets_attention=config.reset_attention_mask,
+        masks_ends=config.eod_mask_loss,
+    )
+
+
+class DocumentRows:
+    """Causal rows that know where documents begin.
+
+    The bounds are those of the dataset, not of a token: documents without an end-of-document token are
+    told apart, and one that stands inside a document bounds nothing.
+
+    Args:
+        samples: Rows of s + 1 tokens.
+        resets_positions: Positions count from 0 in every document; the first of a row is often a later part of one.
+        resets_attention: Tokens see only their own document.
+        masks_ends: No loss where a document's last token would predict the next document's first.
+    """
+
+    def __init__(
+        self, samples: GPTSamples, *, resets_positions: bool, resets_attention: bool, masks_ends: bool
+    ) -> None:
+        self.samples = samples
+        self.resets_positions, self.resets_attention, self.masks_ends = resets_positions, resets_attention, masks_ends
+
+    def rows(self, sample_ids: Ids) -> dict[str, npt.NDArray[Any]]:
+        """Return inputs, labels and, as asked, positions and documents, each (n, s), int64."""
+        tokens = self.samples.tokens(sample_ids)
+        numbers = np.stack([self._documents(int(sample)) for sample in sample_ids])
+        labels = tokens[:, 1:].copy()
+        if self.masks_ends:
+            labels[numbers[:, 1:] != numbers[:, :-1]] = IGNORE_INDEX
+        found = {"inputs": tokens[:, :-1], "labels": labels}
+        if self.resets_positions:
+            found["positions"] = positions_in_runs(numbers[:, :-1])
+        if self.resets_attention:
+            found["documents"] = numbers[:, :-1]
+        return found
+
+    def _documents(self, sample: int) -> npt.NDArray[np.int64]:
+        """Number, within the row, of the document of each token: (s + 1,)."""
+        lengths = [span.length for span in self.samples.documents_of(sample)]
+        return np.repeat(np.arange(len(lengths), dtype=np.int64), lengths)
+
+
+def positions_in_runs(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Count from 0 in every run of equal numbers: (n, s) -> the same."""
+    places = np.arange(numbers.shape[1], dtype=np.int64)
+    starts = np.zeros(numbers.shape, dtype=np.int64)
+    starts[:, 1:] = np.where(numbers[:, 1:] != numbers[:, :-1], places[1:], 0)
+    return places - np.maximum.accumulate(starts, axis=1)
