@@ -258,6 +258,19 @@ class IngestConfig(Settings):
         return self
 
 
+class BlendPhase(Settings):
+    """A stretch of the training samples of a blend."""
+
+    samples: int = Field(..., gt=0, description="Training samples of this phase.")
+    weights: tuple[float, ...] = Field(..., description="Weight of each dataset, or subset, in it; 0 leaves it out.")
+
+    @model_validator(mode="after")
+    def _weights_are_usable(self) -> "BlendPhase":
+        if any(weight < 0 for weight in self.weights) or not 0 < sum(self.weights) < float("inf"):
+            raise ValueError(f"weights {list(self.weights)} must be 0 or more, and not all 0.")
+        return self
+
+
 class IndexConfig(Settings):
     """Build sample indices with Megatron-LM's semantics."""
 
@@ -295,6 +308,11 @@ class IndexConfig(Settings):
     tokens: tuple[int, ...] | None = added(
         None, description="Tokens that training reads of each dataset, in place of weights and samples."
     )
+    phases: tuple[BlendPhase, ...] = added(
+        (),
+        description="A mixture that changes on the way, in place of weights and samples: each phase goes on in every "
+        "dataset where the one before stopped, so nothing is read twice that need not be, and nothing is left out.",
+    )
 
     objective: Objective = added("causal", description="What samples are for; fim, bert and t5 have a section each.")
     fim: FimConfig = added(FimConfig(), description="Fill-in-the-middle samples.")
@@ -319,6 +337,21 @@ class IndexConfig(Settings):
             raise ValueError(f"seq_length is {self.seq_length}; bert samples need 8 tokens or more.")
         if max(numbers or (0,)) > MAX_INDEX_ENTRIES:
             raise ValueError(f"epochs or tokens {list(numbers or ())} ask for more than an index can hold.")
+        return self
+
+    @model_validator(mode="after")
+    def _phases_are_usable(self) -> "IndexConfig":
+        if not self.phases:
+            return self
+        if self.weights is not None or self.is_counted:
+            raise ValueError("phases have weights of their own; leave out weights, epochs and tokens.")
+        if self.samples not in (None, sum(phase.samples for phase in self.phases)):
+            raise ValueError(
+                f"samples ({self.samples}) is not the sum of those of the phases "
+                f"({sum(phase.samples for phase in self.phases)}). Leave it out."
+            )
+        if len({len(phase.weights) for phase in self.phases}) > 1:
+            raise ValueError("every phase must have as many weights: one for each dataset.")
         return self
 
     @model_validator(mode="after")

@@ -33,7 +33,7 @@ from preprocessing.dataset.token_dataset import (
 from preprocessing.reading.recorded import recorded_path
 from preprocessing.samples.bert_index import build_sentence_part
 from preprocessing.samples.index_files import INDEX_FILE, INDEX_FORMAT
-from preprocessing.samples.kernels import blend, blend_exhaustively
+from preprocessing.samples.kernels import WeightedPhase, blend, blend_exhaustively, blend_phases
 from preprocessing.samples.parts import Asked, Part, find_parts
 from preprocessing.samples.sample_index import plan_units, save_array, save_sample_index
 from preprocessing.samples.special_tokens import bert_tokens, fim_tokens
@@ -87,10 +87,12 @@ def build_index(
         if numbers is not None and len(numbers) != len(parts):
             what = "subsets" if settings.subsets else "datasets"
             raise ConfigError(f"index.{name} has {len(numbers)} {name} for {len(parts)} {what}. Give one for each.")
+    if settings.phases and len(settings.phases[0].weights) != len(parts):
+        raise ConfigError(f"a phase of index.phases has {len(settings.phases[0].weights)} weights for {len(parts)}.")
     warnings: list[str] = []
     splits: dict[str, Any] = {}
     for split in _splits(settings, len(parts)):
-        if len(parts) == 1 and not settings.is_counted:
+        if len(parts) == 1 and not settings.is_counted:  # phases of one dataset read it in its order
             splits[split.name] = _build_part(split, parts[0], settings, split.num_samples, folder, warnings)
         else:
             splits[split.name] = _build_blend(split, parts, settings, folder, warnings)
@@ -106,6 +108,7 @@ def build_index(
         "weights": None if settings.weights is None else list(settings.weights),
         "datasets": [dataset.identity for dataset in datasets],
         **_objective_of(settings),
+        **({"phases": [phase.model_dump(mode="json") for phase in settings.phases]} if settings.phases else {}),
         **({"parts": [{"dataset": part.dataset, "subset": part.subset} for part in parts]} if settings.subsets else {}),
         "splits": splits,
     }
@@ -157,7 +160,8 @@ def _window(settings: IndexConfig) -> tuple[int, int]:
 def _splits(settings: IndexConfig, num_parts: int) -> list[_Split]:
     """List the splits to build; those of no width, or of which 0 samples are asked, are left out."""
     shares = parse_split(settings.split)
-    asked = (settings.samples, settings.valid_samples, settings.test_samples)
+    samples = sum(phase.samples for phase in settings.phases) if settings.phases else settings.samples
+    asked = (samples, settings.valid_samples, settings.test_samples)
     is_weighted = settings.weights is not None and num_parts > 1
     found = []
     for name, bounds, num_samples in zip(SPLITS, shares, asked, strict=True):
@@ -246,15 +250,15 @@ def _build_blend(
     split: _Split, parts: Sequence[Part], settings: IndexConfig, folder: Path, warnings: list[str]
 ) -> dict[str, Any]:
     """Build one split of a blend: each part by itself, then which of them gives each sample."""
-    used, weights, wanted = _shares(split, parts, settings)
+    used, phases, wanted = _shares(split, parts, settings)
     built: dict[str, Any] = {}
     for number, asked in zip(used, wanted, strict=True):
         more = math.ceil(asked * (1 + SURPLUS)) if isinstance(asked, int) else asked
         where = folder / f"dataset{number}"
         built[f"dataset{number}"] = _build_part(split, parts[number], settings, more, where, warnings)
     sizes = np.array([numbers["samples"] for numbers in built.values()], dtype=np.int64)
-    if weights is not None:
-        chosen, sample = blend(weights, sum(count for count in wanted if isinstance(count, int)))
+    if phases:
+        chosen, sample = blend_phases(phases, len(used))
     elif settings.is_counted and split.name == "train":
         chosen, sample = blend_exhaustively(np.array([numbers["asked"] for numbers in built.values()], dtype=np.int64))
     elif split.num_samples is None:
@@ -275,20 +279,31 @@ def _build_blend(
     return {"samples": len(chosen), "datasets": built}
 
 
-def _shares(split: _Split, parts: Sequence[Part], settings: IndexConfig) -> tuple[list[int], Any, Sequence[Asked]]:
-    """Return the parts that are drawn from, their weights (sum 1) if they have any, and the samples asked of each.
+def _shares(
+    split: _Split, parts: Sequence[Part], settings: IndexConfig
+) -> tuple[list[int], list[WeightedPhase], Sequence[Asked]]:
+    """Return the parts that are drawn from, the phases of a weighted blend, and the samples asked of each part.
 
     A part of weight 0 is left out: it would win ties in the choice of the next part.
     """
+    if settings.phases and split.name == "train":
+        weights = np.array([phase.weights for phase in settings.phases], dtype=np.float64)
+        used = np.flatnonzero(weights.any(axis=0))
+        shares = weights[:, used] / weights.sum(axis=1, keepdims=True)
+        phases = [(phase.samples, share) for phase, share in zip(settings.phases, shares, strict=True)]
+        # Every phase may draw one sample more of a part than its share.
+        surplus = len(phases) if len(phases) > 1 else 0
+        wanted = [math.ceil(sum(size * share[n] for size, share in phases)) + surplus for n in range(len(used))]
+        return used.tolist(), phases, wanted
     numbers = settings.weights or settings.epochs or settings.tokens or (1.0,) * len(parts)
     used = [number for number, weight in enumerate(numbers) if weight > 0]
     if settings.weights is None:
-        return used, None, [_asked_of(number, split, settings) for number in used]
+        return used, [], [_asked_of(number, split, settings) for number in used]
     total = sum(settings.weights[number] for number in used)
     weights = [settings.weights[number] / total for number in used]
     wanted = [math.ceil((split.num_samples or 0) * weight) for weight in weights]
     normalised = np.array(weights, dtype=np.float64)
-    return used, normalised / np.sum(normalised), wanted
+    return used, [(sum(wanted), normalised / np.sum(normalised))], wanted
 
 
 def _asked_of(number: int, split: _Split, settings: IndexConfig) -> Asked:

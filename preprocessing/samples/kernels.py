@@ -4,7 +4,7 @@ Both ways give the same bits. Importing numba and loading compiled loops costs a
 it is left alone where numpy is done sooner.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -92,6 +92,32 @@ def blend(weights: npt.NDArray[np.float64], size: int) -> tuple[npt.NDArray[np.i
     dataset_sample_index = np.zeros(size, dtype=np.int64)
     _blend_loops(size * len(weights)).blend(weights, dataset_index, dataset_sample_index)
     return dataset_index, dataset_sample_index
+
+
+WeightedPhase = tuple[int, npt.NDArray[np.float64]]
+"""Samples of a phase, and the weight of each dataset in it, of sum 1."""
+
+
+def blend_phases(
+    phases: Sequence[WeightedPhase], num_datasets: int
+) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.int64]]:
+    """Choose as `blend` does, phase by phase; every dataset goes on where the phase before left it.
+
+    A dataset of weight 0 gives nothing to a phase: it would win ties.
+    """
+    if len(phases) == 1:
+        return blend(phases[0][1], phases[0][0])
+    taken = np.zeros(num_datasets, dtype=np.int64)
+    chosen: list[npt.NDArray[np.int16]] = []
+    samples: list[npt.NDArray[np.int64]] = []
+    for size, weights in phases:
+        used = np.flatnonzero(weights)
+        places, numbers = blend(np.ascontiguousarray(weights[used]), size)
+        datasets = used[places].astype(np.int16)
+        chosen.append(datasets)
+        samples.append(numbers + taken[datasets])
+        taken += np.bincount(datasets, minlength=num_datasets)
+    return np.concatenate(chosen), np.concatenate(samples)
 
 
 def blend_exhaustively(sizes: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.int64]]:

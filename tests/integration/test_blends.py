@@ -171,3 +171,42 @@ def test_datasets_of_different_tokenizers_are_not_blended(tmp_path: Path, _datas
     other = ingest_files([str(source)], tmp_path / "other", tokenizer="byte258_bos")
     with pytest.raises(ConfigError, match="different tokenizers"):
         built(tmp_path / "i", [_dataset, TokenDataset(other.path)])
+
+
+def test_a_changed_mixture_goes_on_in_every_dataset_where_it_stopped(tmp_path: Path, _dataset: TokenDataset):
+    subsets = ("Books", "Github", "Wiki")
+    phases = [{"samples": 60, "weights": [2, 1, 0]}, {"samples": 40, "weights": [0, 1, 3]}]
+    built(tmp_path / "all", [_dataset], subsets=subsets, phases=phases)
+    index = tmp_path / "all"
+
+    chosen, inner = np.load(index / "train_dataset_index.npy"), np.load(index / "train_dataset_sample_index.npy")
+
+    assert len(chosen) == 100 == len(GPTSamples(index, "train", [_dataset]))
+    assert np.bincount(chosen[:60], minlength=3).tolist() == [40, 20, 0]
+    assert np.bincount(chosen[60:], minlength=3).tolist() == [0, 10, 30]
+    for part in range(3):  # nothing twice, nothing left out
+        assert inner[chosen == part].tolist() == list(range(int((chosen == part).sum())))
+    built(tmp_path / "first", [_dataset], subsets=subsets, weights=(2, 1, 0), samples=60)
+    np.testing.assert_array_equal(
+        GPTSamples(tmp_path / "first", "train", [_dataset]).tokens(range(60)),
+        GPTSamples(index, "train", [_dataset]).tokens(range(60)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"phases": [{"samples": 5, "weights": [1, 2]}], "weights": (1, 2), "samples": 5}, "weights of their own"),
+        ({"phases": [{"samples": 5, "weights": [0, 0]}]}, "not all 0"),
+        ({"phases": [{"samples": 5, "weights": [1]}, {"samples": 5, "weights": [1, 2]}]}, "as many weights"),
+        ({"phases": [{"samples": 5, "weights": [1]}], "samples": 6}, "not the sum"),
+    ],
+)
+def test_unusable_phases_are_refused(settings: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        IndexConfig(**settings)
+
+
+def test_phases_need_a_weight_for_each_dataset(tmp_path: Path, _dataset: TokenDataset):
+    with pytest.raises(ConfigError, match="has 2 weights for 1"):
+        built(tmp_path, [_dataset], phases=[{"samples": 5, "weights": [1, 2]}])
