@@ -28,9 +28,17 @@ _NO_WEIGHTS = (
     ".attention.bias",
     ".attention.masked_bias",
     ".rotary_emb.inv_freq",
+    ".embeddings.position_ids",
+    # T5's first release has the relative positions of the cross attention, which it never reads.
+    ".EncDecAttention.relative_attention_bias.weight",
 )
-_TABLES = ("wte.weight", "embed_tokens.weight", "embed_in.weight")
-_OUTPUTS = ("lm_head.weight", "embed_out.weight")
+_OUTPUTS = ("lm_head.weight", "embed_out.weight", "cls.predictions.decoder.weight", "lm_head.decoder.weight")
+_COPIES = {
+    "encoder.embed_tokens.weight": "shared.weight",
+    "decoder.embed_tokens.weight": "shared.weight",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+    "lm_head.decoder.bias": "lm_head.bias",
+}
 OWN_KEY = "shardline"
 
 
@@ -50,8 +58,9 @@ def open_huggingface(folder: Path) -> Checkpoint:
     links = links_of(model, architecture)
     stored = _with_prefix(stored, architecture)
     weights, notes = _check_names(folder, stored, links, model)
-    source = SafetensorsCatalogue(weights | _tied_copies(stored, model))
-    _check_tied(folder, source, model)
+    copies = _copies(stored, links, model)
+    source = SafetensorsCatalogue(weights | {name: stored[name] for name in copies})
+    _check_copies(folder, source, copies)
     shapes = {name: shape for name, (shape, _) in stored_parameters(model).items()}
     info = CheckpointInfo(
         step=own.get("step", 0),
@@ -106,7 +115,7 @@ def _check_names(
     if missing:
         raise InputError(f"{folder}: has no tensor {_some(missing)}, which its {CONFIG} calls for.")
     aside = [name for name in stored if name not in expected and name.endswith(_NO_WEIGHTS)]
-    copies = _tied_copies(stored, model)
+    copies = _copies(stored, links, model)
     unexpected = [name for name in stored if name not in expected and name not in aside and name not in copies]
     if unexpected:
         raise InputError(f"{folder}: tensor {_some(unexpected)} has no place in a model as its {CONFIG} describes.")
@@ -130,24 +139,30 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:3]) + more
 
 
-def _tied_copies(stored: Mapping[str, StoredTensor], model: ModelConfig) -> dict[str, StoredTensor]:
-    return {name: stored[name] for name in _OUTPUTS if model.tied_embeddings and name in stored}
+def _copies(stored: Mapping[str, StoredTensor], links: list[Link], model: ModelConfig) -> dict[str, str]:
+    """Name the stored tensors that only repeat another one, and which."""
+    foreign = {link.foreign for link in links}
+    table = next(link.foreign for link in links if link.canonical == "embedding.word.weight")
+    possible = {name: table for name in _OUTPUTS if model.tied_embeddings} | _COPIES
+    return {
+        name: original
+        for name, original in possible.items()
+        if name in stored and name not in foreign and original in foreign
+    }
 
 
-def _check_tied(folder: Path, source: SafetensorsCatalogue, model: ModelConfig) -> None:
-    output = next((name for name in _OUTPUTS if name in source.entries), None)
-    if not model.tied_embeddings or output is None:
-        return
-    table = next(n for n in source.entries if n.endswith(_TABLES))
-    copy, original = source.entries[output], source.entries[table]
-    if copy.shape == original.shape and copy.dtype == original.dtype:
-        blocks = row_blocks(copy.box, copy.dtype.itemsize)
-        if all(equal_bits(source.read(output, box), source.read(table, box)) for box in blocks):
-            return
-    raise InputError(
-        f"{folder}: {output} differs from {table}, and {CONFIG} says that they are tied. "
-        "Set tie_word_embeddings: false there if the model has an output matrix of its own."
-    )
+def _check_copies(folder: Path, source: SafetensorsCatalogue, copies: Mapping[str, str]) -> None:
+    for name, original in copies.items():
+        copy, first = source.entries[name], source.entries[original]
+        if copy.shape == first.shape and copy.dtype == first.dtype:
+            blocks = row_blocks(copy.box, copy.dtype.itemsize)
+            if all(equal_bits(source.read(name, box), source.read(original, box)) for box in blocks):
+                continue
+        cure = "Set tie_word_embeddings: false there if the model has an output matrix of its own."
+        raise InputError(
+            f"{folder}: {name} differs from {original}, and {CONFIG} says that they are tied. "
+            f"{cure if name in _OUTPUTS else 'Fetch the folder again.'}"
+        )
 
 
 def _common_dtype(source: Catalogue) -> str:

@@ -1,11 +1,26 @@
 """Which Hugging Face architecture computes what a model of ours computes; light: no torch."""
 
-from typing import Literal
+from typing import Literal, cast
 
 from contracts.errors import ConfigError
+from conversion.huggingface_encoders import encoder_architecture, wrong_for_encoder
 from training.model_config import ModelConfig, MoeConfig
 
-Architecture = Literal["gpt2", "gpt_neox", "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe"]
+Architecture = Literal[
+    "gpt2",
+    "gpt_neox",
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "bert",
+    "megatron-bert",
+    "roberta",
+    "t5",
+]
 
 
 def architecture_of(model: ModelConfig) -> Architecture:
@@ -16,7 +31,10 @@ def architecture_of(model: ModelConfig) -> Architecture:
     """
     is_llama = model.norm == "rmsnorm" and model.position == "rope" and model.is_gated
     is_neox = model.norm == "layernorm" and model.position == "rope" and not model.is_gated
-    if is_llama:
+    if not model.causal:
+        architecture = cast(Architecture, encoder_architecture(model))
+        wrong = wrong_for_encoder(model)
+    elif is_llama:
         architecture = _with_experts(model, model.moe) if model.moe is not None else _llama_architecture(model)
         wrong = _wrong_for_llama(model)
     else:
@@ -25,8 +43,8 @@ def architecture_of(model: ModelConfig) -> Architecture:
     if wrong:
         raise ConfigError(
             f"no Hugging Face architecture computes this model: {'; '.join(wrong)}. GPT-2 (layernorm, learned, "
-            "biases), GPT-NeoX (layernorm, rope, biases) and Llama, Mistral, Qwen or Mixtral (rmsnorm, rope, gated, no "
-            "linear_bias) can be exported. Use to: native."
+            "biases), GPT-NeoX (layernorm, rope, biases), Llama, Mistral, Qwen or Mixtral (rmsnorm, rope, gated, no "
+            "linear_bias), and the families bert, roberta and t5 can be exported. Use to: native."
         )
     return architecture
 
@@ -92,6 +110,12 @@ def _wrong_for_any(model: ModelConfig) -> list[str]:
         wrong.append(f"norm_position {model.norm_position}")
     if model.embedding_scale != 1.0:
         wrong.append(f"embedding_scale {model.embedding_scale}")
+    if model.head != "linear":
+        wrong.append(f"head {model.head}")
+    if model.token_types or model.embedding_norm or model.position_offset:
+        wrong.append("token_types, embedding_norm or position_offset")
+    if not model.scales_scores or model.output_scale != 1.0:
+        wrong.append(f"scales_scores {model.scales_scores} with output_scale {model.output_scale}")
     return wrong
 
 

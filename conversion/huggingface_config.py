@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from conversion.huggingface_architecture import Architecture, architecture_of
+from conversion.huggingface_encoders import ENCODER_CLASSES, encoder_fields
 from training.model_config import ModelConfig
 
 _CLASS = {
@@ -16,6 +17,7 @@ _CLASS = {
     "mixtral": "MixtralForCausalLM",
     "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
+    **ENCODER_CLASSES,
 }
 
 
@@ -41,6 +43,8 @@ def to_huggingface(model: ModelConfig, *, dtype: str, token_ids: Mapping[str, An
         "eos_token_id": None,
         **token_ids,
     }
+    if architecture in ENCODER_CLASSES:
+        return {**common, "use_cache": architecture == "t5", **encoder_fields(model, architecture)}
     if architecture == "gpt2":
         return {**common, **_gpt2_fields(model)}
     if architecture == "gpt_neox":

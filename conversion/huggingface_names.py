@@ -8,6 +8,8 @@ group by group: its query heads, one key head, one value head; so do GPT-NeoX's,
 from collections.abc import Iterator
 
 from conversion.huggingface_architecture import Architecture
+from conversion.huggingface_encoder_names import encoder_links
+from conversion.link_parts import matrices_of, norm_links, query_key_value_runs, same_rows, turned, vocab_link
 from conversion.linked_rows import Link, Run
 from training.model_config import ModelConfig
 
@@ -42,54 +44,56 @@ def links_of(model: ModelConfig, architecture: Architecture) -> list[Link]:
     Args:
         model: With its vocabulary size; only rows of real tokens are linked.
     """
+    if architecture in ("bert", "megatron-bert", "roberta", "t5"):
+        return list(encoder_links(model, architecture))
     if architecture == "gpt2":
         return list(_gpt2(model))
     return list(_neox(model) if architecture == "gpt_neox" else _llama(model, architecture))
 
 
 def _gpt2(model: ModelConfig) -> Iterator[Link]:
-    yield _vocab(model, "embedding.word.weight", "transformer.wte.weight")
-    yield _same(
+    yield vocab_link(model, "embedding.word.weight", "transformer.wte.weight")
+    yield same_rows(
         "embedding.position.weight", "transformer.wpe.weight", (model.max_position_embeddings, model.hidden_size)
     )
     for layer in range(model.num_layers):
         ours, theirs = f"layers.{layer}", f"transformer.h.{layer}"
-        for name, (rows, columns) in _matrices(model).items():
+        for name, (rows, columns) in matrices_of(model).items():
             foreign = f"{theirs}.{_GPT2_LAYER[name]}"
-            yield _turned(f"{ours}.{name}.weight", f"{foreign}.weight", rows, columns)
-            yield _same(f"{ours}.{name}.bias", f"{foreign}.bias", (rows,))
-        runs = tuple(run for part in _query_key_value_runs(model) for run in part)
+            yield turned(f"{ours}.{name}.weight", f"{foreign}.weight", rows, columns)
+            yield same_rows(f"{ours}.{name}.bias", f"{foreign}.bias", (rows,))
+        runs = tuple(run for part in query_key_value_runs(model) for run in part)
         foreign = f"{theirs}.attn.c_attn"
         shape = (model.hidden_size, model.qkv_size)
         yield Link(f"{ours}.attn.qkv.weight", f"{foreign}.weight", shape, runs, is_transposed=True)
         yield Link(f"{ours}.attn.qkv.bias", f"{foreign}.bias", (model.qkv_size,), runs)
         for name in ("attn.norm", "mlp.norm"):
-            yield from _norm(model, f"{ours}.{name}", f"{theirs}.{_GPT2_LAYER[name]}")
-    yield from _norm(model, "final_norm", "transformer.ln_f")
+            yield from norm_links(model, f"{ours}.{name}", f"{theirs}.{_GPT2_LAYER[name]}")
+    yield from norm_links(model, "final_norm", "transformer.ln_f")
     if not model.tied_embeddings:
-        yield _vocab(model, "output.weight", "lm_head.weight")
+        yield vocab_link(model, "output.weight", "lm_head.weight")
 
 
 def _neox(model: ModelConfig) -> Iterator[Link]:
-    yield _vocab(model, "embedding.word.weight", "gpt_neox.embed_in.weight")
-    matrices = {"attn.qkv": (model.qkv_size, model.hidden_size), **_matrices(model)}
+    yield vocab_link(model, "embedding.word.weight", "gpt_neox.embed_in.weight")
+    matrices = {"attn.qkv": (model.qkv_size, model.hidden_size), **matrices_of(model)}
     for layer in range(model.num_layers):
         ours, theirs = f"layers.{layer}", f"gpt_neox.layers.{layer}"
         for name, shape in matrices.items():
-            yield _same(f"{ours}.{name}.weight", f"{theirs}.{_NEOX_LAYER[name]}.weight", shape)
-            yield _same(f"{ours}.{name}.bias", f"{theirs}.{_NEOX_LAYER[name]}.bias", shape[:1])
+            yield same_rows(f"{ours}.{name}.weight", f"{theirs}.{_NEOX_LAYER[name]}.weight", shape)
+            yield same_rows(f"{ours}.{name}.bias", f"{theirs}.{_NEOX_LAYER[name]}.bias", shape[:1])
         for name in ("attn.norm", "mlp.norm"):
-            yield from _norm(model, f"{ours}.{name}", f"{theirs}.{_NEOX_LAYER[name]}")
-    yield from _norm(model, "final_norm", "gpt_neox.final_layer_norm")
+            yield from norm_links(model, f"{ours}.{name}", f"{theirs}.{_NEOX_LAYER[name]}")
+    yield from norm_links(model, "final_norm", "gpt_neox.final_layer_norm")
     if not model.tied_embeddings:
-        yield _vocab(model, "output.weight", "embed_out.weight")
+        yield vocab_link(model, "output.weight", "embed_out.weight")
 
 
 def _llama(model: ModelConfig, architecture: Architecture) -> Iterator[Link]:
-    yield _vocab(model, "embedding.word.weight", "model.embed_tokens.weight")
+    yield vocab_link(model, "embedding.word.weight", "model.embed_tokens.weight")
     for layer in range(model.num_layers):
         ours, theirs = f"layers.{layer}", f"model.layers.{layer}"
-        for part, runs in zip("qkv", _query_key_value_runs(model), strict=True):
+        for part, runs in zip("qkv", query_key_value_runs(model), strict=True):
             # Rows of q, k and v are counted in the fused order [q; k; v]; here each starts at 0.
             first, rows = runs[0].foreign, sum(run.count for run in runs)
             own = tuple(Run(run.canonical, run.foreign - first, run.count) for run in runs)
@@ -98,18 +102,18 @@ def _llama(model: ModelConfig, architecture: Architecture) -> Iterator[Link]:
             if model.qkv_bias:
                 yield Link(f"{ours}.attn.qkv.bias", f"{foreign}.bias", (rows,), own)
         for name in ("q_norm", "k_norm") if model.qk_norm else ():
-            yield _same(f"{ours}.attn.{name}.weight", f"{theirs}.self_attn.{name}.weight", (model.head_dim,))
+            yield same_rows(f"{ours}.attn.{name}.weight", f"{theirs}.self_attn.{name}.weight", (model.head_dim,))
         has_experts = model.has_experts(layer)
-        for name, shape in _matrices(model).items():
+        for name, shape in matrices_of(model).items():
             if not (has_experts and name.startswith("mlp.")):
-                yield _same(f"{ours}.{name}.weight", f"{theirs}.{_LLAMA_LAYER[name]}.weight", shape)
+                yield same_rows(f"{ours}.{name}.weight", f"{theirs}.{_LLAMA_LAYER[name]}.weight", shape)
         if has_experts:
             yield from _experts(model, f"{ours}.mlp", theirs, architecture)
         for name in ("attn.norm", "mlp.norm"):
-            yield from _norm(model, f"{ours}.{name}", f"{theirs}.{_LLAMA_LAYER[name]}")
-    yield from _norm(model, "final_norm", "model.norm")
+            yield from norm_links(model, f"{ours}.{name}", f"{theirs}.{_LLAMA_LAYER[name]}")
+    yield from norm_links(model, "final_norm", "model.norm")
     if not model.tied_embeddings:
-        yield _vocab(model, "output.weight", "lm_head.weight")
+        yield vocab_link(model, "output.weight", "lm_head.weight")
 
 
 def _experts(model: ModelConfig, ours: str, layer: str, architecture: Architecture) -> Iterator[Link]:
@@ -118,52 +122,12 @@ def _experts(model: ModelConfig, ours: str, layer: str, architecture: Architectu
     is_mixtral = architecture == "mixtral"
     theirs = f"{layer}.block_sparse_moe" if is_mixtral else f"{layer}.mlp"
     names = {"gate": "w1", "up": "w3", "down": "w2"} if is_mixtral else {n: f"{n}_proj" for n in ("gate", "up", "down")}
-    yield _same(f"{ours}.router.weight", f"{theirs}.gate.weight", (model.moe.num_experts, model.hidden_size))
+    yield same_rows(f"{ours}.router.weight", f"{theirs}.gate.weight", (model.moe.num_experts, model.hidden_size))
     experts = {f"experts.{n}": (f"experts.{n}", model.expert_ffn_hidden_size) for n in range(model.moe.num_experts)}
     if model.moe.shared_ffn_hidden_size is not None:
         experts["shared"] = ("shared_expert", model.moe.shared_ffn_hidden_size)
-        yield _same(f"{ours}.shared.router.weight", f"{theirs}.shared_expert_gate.weight", (1, model.hidden_size))
+        yield same_rows(f"{ours}.shared.router.weight", f"{theirs}.shared_expert_gate.weight", (1, model.hidden_size))
     for own, (foreign, width) in experts.items():
         for name, theirs_name in names.items():
             shape = (model.hidden_size, width) if name == "down" else (width, model.hidden_size)
-            yield _same(f"{ours}.{own}.{name}.weight", f"{theirs}.{foreign}.{theirs_name}.weight", shape)
-
-
-def _matrices(model: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Shapes (out, in) of a layer's matrices, all but the fused projection."""
-    hidden, ffn = model.hidden_size, model.ffn_hidden_size
-    inner = dict.fromkeys(("mlp.gate", "mlp.up") if model.is_gated else ("mlp.up",), (ffn, hidden))
-    return {"attn.out": (hidden, model.attention_size), **inner, "mlp.down": (hidden, ffn)}
-
-
-def _query_key_value_runs(model: ModelConfig) -> tuple[tuple[Run, ...], ...]:
-    """Rows of q, of k and of v: canonical against the order [all q; all k; all v]."""
-    groups, width = model.num_query_groups, model.head_dim
-    heads = model.num_attention_heads // groups
-    q_rows, k_rows = groups * heads * width, groups * width
-    q, k, v = [], [], []
-    for group in range(groups):
-        first = group * (heads + 2) * width
-        q.append(Run(first, group * heads * width, heads * width))
-        k.append(Run(first + heads * width, q_rows + group * width, width))
-        v.append(Run(first + (heads + 1) * width, q_rows + k_rows + group * width, width))
-    return tuple(q), tuple(k), tuple(v)
-
-
-def _vocab(model: ModelConfig, ours: str, theirs: str) -> Link:
-    if model.vocab_size is None:
-        raise ValueError("the model's vocab_size is not set")
-    return Link(ours, theirs, (model.vocab_size, model.hidden_size), (Run(0, 0, model.vocab_size),))
-
-
-def _norm(model: ModelConfig, ours: str, theirs: str) -> Iterator[Link]:
-    for part in ("weight", "bias") if model.norm == "layernorm" else ("weight",):
-        yield _same(f"{ours}.{part}", f"{theirs}.{part}", (model.hidden_size,))
-
-
-def _same(ours: str, theirs: str, shape: tuple[int, ...]) -> Link:
-    return Link(ours, theirs, shape, (Run(0, 0, shape[0]),))
-
-
-def _turned(ours: str, theirs: str, rows: int, columns: int) -> Link:
-    return Link(ours, theirs, (columns, rows), (Run(0, 0, rows),), is_transposed=True)
+            yield same_rows(f"{ours}.{own}.{name}.weight", f"{theirs}.{foreign}.{theirs_name}.weight", shape)

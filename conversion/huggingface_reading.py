@@ -11,15 +11,12 @@ from pydantic import ValidationError
 
 from contracts.errors import InputError
 from conversion.huggingface_architecture import Architecture
+from conversion.huggingface_encoders import ENCODER_CLASSES, read_encoder
 from training.model_config import ModelConfig, RopeScaling
 
 READABLE: tuple[str, ...] = get_args(Architecture)
 
 _GELU_TANH = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
-_REASONS = {
-    "bert": "it looks both ways and normalizes after each block",
-    "t5": "it is an encoder with a decoder, with relative positions",
-}
 
 
 def from_huggingface(config: Mapping[str, Any], source: str) -> ModelConfig:
@@ -33,10 +30,11 @@ def from_huggingface(config: Mapping[str, Any], source: str) -> ModelConfig:
     """
     kind = config.get("model_type")
     if kind not in READABLE:
-        reason = f" ({_REASONS[kind]})" if kind in _REASONS else ""
-        raise InputError(f"{source}: model_type {kind!r} is not supported{reason}. Readable are {', '.join(READABLE)}.")
+        raise InputError(f"{source}: model_type {kind!r} is not supported. Readable are {', '.join(READABLE)}.")
     reader = _Reader(config, source)
-    if kind == "gpt2":
+    if kind in ENCODER_CLASSES:
+        fields = read_encoder(reader, str(kind))
+    elif kind == "gpt2":
         fields = _read_gpt2(reader)
     else:
         fields = _read_neox(reader) if kind == "gpt_neox" else _read_llama(reader, str(kind))

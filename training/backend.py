@@ -13,13 +13,16 @@ from training.parameters import ParamSpec
 
 
 class AttentionModule(Protocol):
-    """Causal self-attention over this rank's heads; has no parameters."""
+    """Attention over this rank's heads; has no parameters."""
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
-        """(s, b, heads/tp, d), twice (s, b, groups/tp, d) -> (s, b, heads/tp * d).
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None, bias: Tensor | None = None
+    ) -> Tensor:
+        """(s, b, heads/tp, d), twice (keys, b, groups/tp, d) -> (s, b, heads/tp * d).
 
         Args:
             documents: (b, s), int64: a token sees only tokens of its own number.
+            bias: (1 or b, 1 or heads/tp, s, keys), added to the scores; stands for the whole mask.
         """
         ...
 
@@ -57,8 +60,8 @@ class Backend(Protocol):
         """RMSNorm over the width of each head; (s, b, n, d) -> the same."""
         ...
 
-    def attention(self) -> AttentionModule:
-        """Causal attention, over the model's sliding window if it has one."""
+    def attention(self, *, causal: bool = True) -> AttentionModule:
+        """Attention to what is before a token, over the model's sliding window if it has one; or to the whole row."""
         ...
 
     def param_specs(self, module: nn.Module) -> dict[str, ParamSpec]:

@@ -6,12 +6,13 @@ virtual stages, splits, micro-batch size and recomputation are not, because the 
 """
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
 from contracts.configuration import Settings, added, execution
 from preprocessing.config import Split
+from preprocessing.samples.objectives import BertConfig, FimConfig, T5Config
 from training.layout_config import LayoutConfig as LayoutConfig
 from training.layout_config import check_layout as check_layout
 from training.layout_config import multiples
@@ -19,6 +20,9 @@ from training.model_config import ModelConfig as ModelConfig
 from training.optimizer_config import OptimizerConfig as OptimizerConfig
 from training.schedules import Schedule, batch_rows, step_samples
 from training.stability_config import LossScaleConfig, StabilityConfig
+
+if TYPE_CHECKING:
+    from preprocessing.samples.t5_lengths import SpanLengths
 
 Precision = Literal["float32", "bf16", "fp16", "float64"]
 DeviceSetting = Literal["auto", "cpu", "cuda"]
@@ -50,6 +54,19 @@ class PretrainConfig(Settings):
         "equal shares of samples. Empty: it has global_batch_size rows from the first step on.",
     )
     train_steps: PositiveInt = Field(100, description="Optimizer steps of the run.")
+    fim: FimConfig | None = added(
+        None, description="Fill-in-the-middle rows for a causal model. Default: the next token of the text as it is."
+    )
+    bert: BertConfig | None = added(
+        None,
+        description="Rows of an encoder (bert, roberta): pairs, and what is masked. Default: pairs: nsp with "
+        "model.pair_head, else none.",
+    )
+    t5: T5Config | None = added(None, description="Rows of an encoder and a decoder: spans that are taken out.")
+    decoder_seq_length: PositiveInt | None = added(
+        None,
+        description="Tokens of a decoder's row. Default: what rows of seq_length need, up to a multiple of 16.",
+    )
     reset_position_ids: bool = added(False, description="Positions count from 0 in every document of a row.")
     reset_attention_mask: bool = added(False, description="Tokens see only the document of the row that they are in.")
     eod_mask_loss: bool = added(
@@ -104,7 +121,10 @@ class PretrainConfig(Settings):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        check_layout(self.model, self.layout, seq_length=self.seq_length)
+        self._check_objective()
+        check_layout(
+            self.model, self.layout, seq_length=self.seq_length, decoder_seq_length=self.decoder_length or None
+        )
         self._check_batch()
         model = self.model
         if self.seq_length > model.max_position_embeddings:
@@ -119,6 +139,8 @@ class PretrainConfig(Settings):
             )
         if self.profile_steps is not None and self.profile_steps[0] > self.profile_steps[1]:
             raise ValueError(f"profile_steps {list(self.profile_steps)} ends before it begins.")
+        if self.subset_losses and not model.causal:
+            raise ValueError(f"subset_losses is for causal models, and model.family is {model.family}. Leave it out.")
         if self.subset_losses and self.layout.context_parallel > 1:
             raise ValueError("subset_losses needs layout.context_parallel: 1.")
         schedule = self.schedule
@@ -179,6 +201,55 @@ class PretrainConfig(Settings):
                 f"rampup_batch_size [{start}, {increment}, {samples}] does not reach global_batch_size ({rows}): "
                 f"{rows} - {start} is no multiple of {increment}. Change start or increment."
             )
+
+    def _check_objective(self) -> None:
+        model = self.model
+        kind = "t5" if model.is_encoder_decoder else "causal" if model.causal else "bert"
+        for name, needed in (("fim", "causal"), ("bert", "bert"), ("t5", "t5")):
+            if getattr(self, name) is not None and kind != needed:
+                raise ValueError(f"{name} does not go with model.family: {model.family}. Leave {name} out.")
+        if kind != "causal" and self.sees_documents:
+            raise ValueError(
+                "reset_position_ids, reset_attention_mask and eod_mask_loss are for causal models; rows of "
+                f"model.family: {model.family} hold one document or pair. Leave them out."
+            )
+        if kind == "bert" and (self.bert_objective.pairs != "none") != model.pair_head:
+            raise ValueError(
+                f"bert.pairs: {self.bert_objective.pairs} does not go with model.pair_head: "
+                f"{str(model.pair_head).lower()}. Set bert.pairs: "
+                f"{'nsp or sop' if model.pair_head else 'none'}, or change model.pair_head."
+            )
+        if kind == "t5" and self.decoder_length < self.span_lengths.decoder:
+            raise ValueError(
+                f"decoder_seq_length ({self.decoder_length}) is below the {self.span_lengths.decoder} tokens that rows "
+                f"of seq_length {self.seq_length} make. Use {self.span_lengths.decoder} or more, or leave it out."
+            )
+        if kind != "t5" and self.decoder_seq_length is not None:
+            raise ValueError(f"decoder_seq_length is for t5, and model.family is {model.family}. Leave it out.")
+
+    @property
+    def bert_objective(self) -> BertConfig:
+        """Rows of an encoder."""
+        return self.bert or BertConfig(pairs="nsp" if self.model.pair_head else "none")
+
+    @property
+    def t5_objective(self) -> T5Config:
+        """Rows of an encoder and a decoder."""
+        return self.t5 or T5Config()
+
+    @property
+    def span_lengths(self) -> "SpanLengths":
+        """Tokens of the rows of an encoder and a decoder, without padding."""
+        from preprocessing.samples.t5_lengths import lengths_for_encoder
+
+        return lengths_for_encoder(self.seq_length, self.t5_objective)
+
+    @property
+    def decoder_length(self) -> int:
+        """Tokens of a decoder's row behind an encoder, padding included; 0 where there is none."""
+        if not self.model.is_encoder_decoder:
+            return 0
+        return self.decoder_seq_length or -(-self.span_lengths.decoder // 16) * 16
 
     @property
     def sees_documents(self) -> bool:

@@ -1,4 +1,4 @@
-"""Token and learned position embeddings. Letters: s sequence, b batch, h hidden."""
+"""Embeddings of tokens, of learned positions and of kinds of tokens. Letters: s sequence, b batch, h hidden."""
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +36,8 @@ class PositionEmbedding(nn.Module):
 
     def __init__(self, name: str, model: ModelConfig, tp: TensorParallel) -> None:
         super().__init__()
-        shape = (model.max_position_embeddings, model.hidden_size)
+        self.offset = model.position_offset
+        shape = (model.max_position_embeddings + self.offset, model.hidden_size)
         self.tp = tp
         self.weight = nn.Parameter(torch.empty(shape))
         self.specs = {"weight": ParamSpec(f"{name}.weight", None, shape, sp_partial=tp.sequence_parallel)}
@@ -50,5 +51,24 @@ class PositionEmbedding(nn.Module):
         part = length // self.tp.size if self.tp.sequence_parallel else length
         first = self.tp.rank * part if self.tp.sequence_parallel else 0
         if positions is None:
-            return self.weight[first : first + part].unsqueeze(1)
-        return F.embedding(positions.t()[first : first + part], self.weight)
+            return self.weight[self.offset + first : self.offset + first + part].unsqueeze(1)
+        return F.embedding(positions.t()[first : first + part] + self.offset, self.weight)
+
+
+class TypeEmbedding(nn.Module):
+    """Embeddings of kinds of tokens; every rank holds the table and reads its part of the sequence."""
+
+    def __init__(self, name: str, model: ModelConfig, tp: TensorParallel) -> None:
+        super().__init__()
+        shape = (model.token_types, model.hidden_size)
+        self.tp = tp
+        self.weight = nn.Parameter(torch.empty(shape))
+        self.specs = {"weight": ParamSpec(f"{name}.weight", None, shape, sp_partial=tp.sequence_parallel)}
+
+    def forward(self, token_types: Tensor | None) -> Tensor:
+        """(b, s) int64 -> (s, b, h), or (s/tp, b, h) under sequence parallelism; None is type 0: (1, 1, h)."""
+        if token_types is None:
+            return self.weight[0].view(1, 1, -1)
+        part = token_types.shape[1] // self.tp.size if self.tp.sequence_parallel else token_types.shape[1]
+        first = self.tp.rank * part if self.tp.sequence_parallel else 0
+        return F.embedding(token_types.t()[first : first + part], self.weight)

@@ -40,6 +40,16 @@ class AuxiliaryLosses:
         return total
 
 
+def with_loss(x: Tensor, loss: Tensor, auxiliary: AuxiliaryLosses) -> Tensor:
+    """Return `x`; in backward `loss` joins the objective, and `auxiliary.total`.
+
+    Args:
+        loss: (), summed over tokens as the output loss is.
+    """
+    out: Tensor = _WithLoss.apply(x, loss, auxiliary)
+    return out
+
+
 class Experts(nn.Module):
     """Router and experts, with the norm before them; (s, b, h) or (s/tp, b, h) -> the same.
 
@@ -95,7 +105,7 @@ class Experts(nn.Module):
             return out
         # Every tensor-parallel rank computes the same loss, and gradients of the router are summed over them.
         loss = self._losses(logits, probs, chosen, (s, b)) / (self.num_sparse_layers * self.tp.size)
-        return _WithLoss.apply(out, loss, self.auxiliary)  # type: ignore[no-any-return]
+        return with_loss(out, loss, self.auxiliary)
 
     # Rows of an expert differ from batch to batch, so that a compiled form would be made anew for each.
     @torch.compiler.disable  # type: ignore[untyped-decorator]

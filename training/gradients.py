@@ -1,6 +1,6 @@
 """What happens to gradients between backward and the optimizer: the sums that are still due, norm, clipping."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 from training.mesh import Mesh
 from training.model import TransformerStage
 from training.parameters import ParamSpec
+from training.pipeline_split import rank_of_stage
 from training.sharding import local_tensor
 
 
@@ -22,7 +23,7 @@ class LocalParameter:
         spec: What it is in the whole model.
         sharded: The parameter as `fully_shard` made it.
         value: This rank's part, sharing memory; the optimizer works on it.
-        is_tied_copy: The last stage's copy of the token table.
+        is_tied_copy: A later stage's copy of a parameter that several stages hold (training/tied.py).
     """
 
     path: str
@@ -38,7 +39,7 @@ def local_parameters(stages: Sequence[TransformerStage]) -> list[LocalParameter]
     for stage in stages:
         for path, parameter in stage.named_parameters():
             spec = stage.param_specs[path]
-            is_copy = path.startswith("output.") and stage.model.tied_embeddings
+            is_copy = stage.place not in stage.shared.get(spec.canonical_name, (stage.place,))[:1]
             found.append(LocalParameter(path, spec, parameter, local_tensor(parameter.detach()), is_copy))
     return found
 
@@ -49,21 +50,22 @@ class GradientFinisher:
     Args:
         parameters: `local_parameters` of this rank's stages.
         mesh: The layout.
-        tied: The token table is used by the first and the last stage.
+        shared: Parameters that several stages hold, and which (`shared_parameters`).
     """
 
-    def __init__(self, parameters: list[LocalParameter], mesh: Mesh, *, tied: bool) -> None:
+    def __init__(self, parameters: list[LocalParameter], mesh: Mesh, *, shared: Mapping[str, tuple[int, ...]]) -> None:
         self.parameters = parameters
         self.mesh = mesh
-        self.tied_group = _first_and_last_stage(mesh) if tied and mesh.size("pp") > 1 else None
-        tables = [n for n, p in enumerate(parameters) if p.spec.canonical_name == "embedding.word.weight"]
-        self.tied_places = tables if self.tied_group is not None else []
+        self.copies = [
+            _Copies([n for n, p in enumerate(parameters) if p.spec.canonical_name == name], _group_of(stages, mesh))
+            for name, stages in shared.items()
+        ]
 
     def finish(self) -> list[Tensor]:
         """Do the sums that are still due and return each parameter's local gradient."""
         gradients = [_gradient(p) for p in self.parameters]
-        for place in self.tied_places:
-            dist.all_reduce(gradients[place], group=self.tied_group)
+        for copies in self.copies:
+            copies.sum(gradients)
         if self.mesh.tensor_parallel.size > 1:
             self._sum_partial([g for p, g in zip(self.parameters, gradients, strict=True) if p.spec.sp_partial])
         return gradients
@@ -159,12 +161,39 @@ def _gradient(parameter: LocalParameter) -> Tensor:
     return local_tensor(gradient)
 
 
-def _first_and_last_stage(mesh: Mesh) -> dist.ProcessGroup | None:
-    """Group of this rank's peers on the first and last stage; every rank takes part in making all of them."""
-    ranks = mesh.device_mesh.mesh
+@dataclass(frozen=True)
+class _Copies:
+    """Copies of one parameter on this rank and on others.
+
+    Args:
+        places: Which of this rank's parameters they are; none where it has no copy.
+        group: This rank's peers that have one; None where all copies are on one rank.
+    """
+
+    places: list[int]
+    group: dist.ProcessGroup | None
+
+    def sum(self, gradients: list[Tensor]) -> None:
+        """Give every copy the sum of all copies' gradients."""
+        if not self.places:
+            return
+        first, *others = self.places
+        for place in others:
+            gradients[first] += gradients[place]
+        if self.group is not None:
+            dist.all_reduce(gradients[first], group=self.group)
+        for place in others:
+            gradients[place].copy_(gradients[first])
+
+
+def _group_of(stages: tuple[int, ...], mesh: Mesh) -> dist.ProcessGroup | None:
+    """Group of this rank's peers that have one of the stages; every rank takes part in making all of them."""
+    places = sorted({rank_of_stage(mesh.layout, stage) for stage in stages})
+    if len(places) == 1:
+        return None
     mine = None
-    for first, last in zip(ranks[0].flatten().tolist(), ranks[-1].flatten().tolist(), strict=True):
-        group = dist.new_group([first, last])
-        if dist.get_rank() in (first, last):
+    for ranks in zip(*(mesh.device_mesh.mesh[place].flatten().tolist() for place in places), strict=True):
+        group = dist.new_group(list(ranks))
+        if dist.get_rank() in ranks:
             mine = group
     return mine

@@ -15,7 +15,9 @@ def initial_tensor(name: str, shape: Shape, model: ModelConfig, seed: int) -> Te
     """Make the initial value of one uncut parameter.
 
     Matrices are normal with `init_std`; those that write to the residual stream are scaled by
-    1 / sqrt(2 x num_layers) (Radford et al. 2019, GPT-2, section 2.3). Norm weights are 1, biases 0.
+    1 / sqrt(2 x layers) (Radford et al. 2019, GPT-2, section 2.3). Norm weights are 1, biases 0.
+    `init: fan_in` is that of T5 (Raffel et al. 2020, arXiv:1910.10683; the scale of its code): 1 / sqrt(size
+    of the input), of queries divided by sqrt(head_dim) more where scores are not, 1 for the tokens' table.
 
     Returns:
         `shape`, float32, on the CPU.
@@ -24,9 +26,27 @@ def initial_tensor(name: str, shape: Shape, model: ModelConfig, seed: int) -> Te
         return torch.ones(shape) if name.endswith("norm.weight") else torch.zeros(shape)
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-    writes_to_residual = name.endswith(("attn.out.weight", ".down.weight"))
-    std = model.init_std / (math.sqrt(2.0 * model.num_layers) if writes_to_residual else 1.0)
-    return torch.randn(shape, generator=generator).mul_(std)
+    weight = torch.randn(shape, generator=generator)
+    if model.init == "fan_in":
+        return _scaled_by_input(weight, name, model)
+    writes_to_residual = name.endswith(("attn.out.weight", "cross.out.weight", ".down.weight"))
+    return weight.mul_(model.init_std / (math.sqrt(2.0 * model.total_layers) if writes_to_residual else 1.0))
+
+
+def _scaled_by_input(weight: Tensor, name: str, model: ModelConfig) -> Tensor:
+    if name == "embedding.word.weight":
+        return weight
+    fan_in = model.hidden_size if name.endswith("relative.weight") else weight.shape[1]
+    weight.mul_(fan_in**-0.5)
+    if not model.scales_scores:
+        query_scale = model.head_dim**-0.5
+        if name.endswith("cross.q.weight"):
+            weight.mul_(query_scale)
+        elif name.endswith("attn.qkv.weight"):
+            heads = model.num_attention_heads // model.num_query_groups
+            by_group = weight.view(model.num_query_groups, heads + 2, model.head_dim, -1)
+            by_group[:, :heads].mul_(query_scale)
+    return weight
 
 
 @torch.no_grad()

@@ -39,8 +39,9 @@ class LocalBackend:
     def head_norm(self, name: str) -> "HeadNorm":
         return HeadNorm(name, self.model, sp_partial=self.tp.size > 1)
 
-    def attention(self) -> "CausalAttention":
-        return CausalAttention(self.model.sliding_window)
+    def attention(self, *, causal: bool = True) -> "CoreAttention":
+        scale = None if self.model.scales_scores else 1.0
+        return CoreAttention(self.model.sliding_window, causal=causal, scale=scale)
 
     def param_specs(self, module: nn.Module) -> dict[str, ParamSpec]:
         return collect_specs(module)
@@ -140,44 +141,62 @@ class NormColumn(nn.Module):
         return out
 
 
-class CausalAttention(nn.Module):
-    """Scaled dot-product attention with a causal mask, over this rank's heads.
+class CoreAttention(nn.Module):
+    """Scaled dot-product attention over this rank's heads.
 
     Args:
-        window: Tokens that a token sees, itself included; None sees all before it.
+        window: Tokens that a token sees, itself included; None sees all before it. Only with `causal`.
+        causal: A token sees itself and what is before it; else the whole row.
+        scale: Scores are multiplied by it; None is 1 / sqrt(d).
     """
 
-    def __init__(self, window: int | None = None) -> None:
+    def __init__(self, window: int | None = None, *, causal: bool = True, scale: float | None = None) -> None:
         super().__init__()
-        self.window = window
+        self.window, self.causal, self.scale = window, causal, scale
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
-        """(s, b, n, d), twice (s, b, g, d) -> (s, b, n * d); `documents`, (b, s), bound what a token sees."""
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None, bias: Tensor | None = None
+    ) -> Tensor:
+        """(s, b, n, d), twice (keys, b, g, d) -> (s, b, n * d).
+
+        Args:
+            documents: (b, s): bound what a token sees.
+            bias: (1 or b, 1 or n, s, keys), added to the scores, -inf where a token sees nothing: the whole
+                mask. Without it there are as many keys as queries.
+        """
         has_groups = k.shape[2] != q.shape[2]
         if has_groups and not q.is_cuda:  # the CPU's fused kernel wants as many keys as queries
             repeats = q.shape[2] // k.shape[2]
             k, v = k.repeat_interleave(repeats, dim=2), v.repeat_interleave(repeats, dim=2)
         q_bnsd, k_bnsd, v_bnsd = (x.permute(1, 2, 0, 3) for x in (q, k, v))
-        mask = self._mask(q.shape[0], documents, q.device)
+        mask = bias if bias is not None else self._mask(q.shape[0], documents, q.device)
         out_bnsd = F.scaled_dot_product_attention(
             q_bnsd,
             k_bnsd,
             v_bnsd,
             attn_mask=mask,
-            is_causal=mask is None,
+            is_causal=self.causal and mask is None,
+            scale=self.scale,
             enable_gqa=has_groups and q.is_cuda,
         )
         return out_bnsd.permute(2, 0, 1, 3).flatten(2)
 
     def _mask(self, length: int, documents: Tensor | None, device: torch.device) -> Tensor | None:
-        """Which keys (columns) a query (row) sees, (s, s) or (b, 1, s, s), bool; None is plain causal attention."""
+        """Which keys (columns) a query (row) sees, (s, s) or (b, 1, s, s), bool; None is plain attention."""
+        if not self.causal:
+            return None if documents is None else same_document(documents)
         is_cut = self.window is not None and self.window < length
         if not is_cut and documents is None:
             return None
         mask = window_mask(length, self.window if self.window is not None else length, device)
         if documents is None:
             return mask
-        return mask & (documents[:, None, :, None] == documents[:, None, None, :])
+        return mask & same_document(documents)
+
+
+def same_document(documents: Tensor) -> Tensor:
+    """Which keys have the query's number: (b, s) -> (b, 1, s, s), bool."""
+    return documents[:, None, :, None] == documents[:, None, None, :]
 
 
 def window_mask(length: int, window: int, device: torch.device) -> Tensor:

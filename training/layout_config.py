@@ -93,7 +93,13 @@ class LayoutConfig(Settings):
         return self.tensor_parallel * self.pipeline_parallel * self.data_parallel * self.context_parallel
 
 
-def check_layout(model: ModelConfig, layout: LayoutConfig, *, seq_length: int | None = None) -> None:
+def check_layout(
+    model: ModelConfig,
+    layout: LayoutConfig,
+    *,
+    seq_length: int | None = None,
+    decoder_seq_length: int | None = None,
+) -> None:
     """Check that `layout` can cut `model`.
 
     Raises:
@@ -120,24 +126,25 @@ def check_layout(model: ModelConfig, layout: LayoutConfig, *, seq_length: int | 
             f"{model.padded_vocab_size}, not divisible by layout.tensor_parallel ({tp}). "
             f"Set model.vocab_multiple: {model.vocab_multiple * tp}."
         )
-    if seq_length is not None and layout.sequence_parallel and seq_length % tp:
-        raise ValueError(
-            f"seq_length ({seq_length}) / layout.tensor_parallel ({tp}) leaves a remainder of "
-            f"{seq_length % tp}. "
-            f"Nearest seq_length: {multiples(seq_length, tp)}; or set layout.sequence_parallel: false."
-        )
-    split = layout.pipeline_split
-    if not isinstance(split, str):
-        if sum(split) != model.num_layers:
+    for name, length in (("seq_length", seq_length), ("decoder_seq_length", decoder_seq_length)):
+        if length is not None and layout.sequence_parallel and length % tp:
             raise ValueError(
-                f"layout.pipeline_split {list(split)} deals {sum(split)} layers, and model.num_layers is "
-                f"{model.num_layers}. Change its numbers so that their sum is {model.num_layers}, or use balanced."
+                f"{name} ({length}) / layout.tensor_parallel ({tp}) leaves a remainder of {length % tp}. "
+                f"Nearest {name}: {multiples(length, tp)}; or set layout.sequence_parallel: false."
             )
-    elif model.num_layers < layout.num_stages:
-        is_virtual = layout.virtual_pipeline > 1 and model.num_layers >= pp
-        fewer = f"virtual_pipeline {model.num_layers // pp}" if is_virtual else f"pipeline_parallel {model.num_layers}"
+    split, layers = layout.pipeline_split, model.total_layers
+    name = "model.num_layers + model.decoder_layers" if model.is_encoder_decoder else "model.num_layers"
+    if not isinstance(split, str):
+        if sum(split) != layers:
+            raise ValueError(
+                f"layout.pipeline_split {list(split)} deals {sum(split)} layers, and {name} is "
+                f"{layers}. Change its numbers so that their sum is {layers}, or use balanced."
+            )
+    elif layers < layout.num_stages:
+        is_virtual = layout.virtual_pipeline > 1 and layers >= pp
+        fewer = f"virtual_pipeline {layers // pp}" if is_virtual else f"pipeline_parallel {layers}"
         raise ValueError(
-            f"model.num_layers ({model.num_layers}) is below layout.{layout.stages_text}, and every stage "
+            f"{name} ({layers}) is below layout.{layout.stages_text}, and every stage "
             f"needs a layer. Use {fewer} or less."
         )
     if model.is_gated and layout.shard != "none" and model.hidden_size % dp:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 
 from training.collectives import enter_tensor_parallel
@@ -29,6 +30,7 @@ def output_loss(
     *,
     vocab_size: int,
     tp: TensorParallel,
+    bias: Tensor | None = None,
     z_loss: float = 0.0,
     keep: list[Tensor] | None = None,
 ) -> Tensor:
@@ -42,6 +44,7 @@ def output_loss(
         weight: (padded vocabulary / tp, h).
         labels: (b, s), int64, with IGNORE_INDEX where no loss is due.
         vocab_size: Ids that can be predicted.
+        bias: (padded vocabulary / tp,), added to the logits.
         z_loss: Weight of log(Z)^2, where Z is the softmax's denominator (Chowdhery et al. 2022, PaLM,
             arXiv:2204.02311, section 5). It enters the gradient and not the value, so that a reported
             loss can be compared with that of other runs.
@@ -53,14 +56,14 @@ def output_loss(
     whole = enter_tensor_parallel(hidden, tp)
     needs_gradient = torch.is_grad_enabled()
     loss: Tensor = _OutputLoss.apply(
-        whole, weight, labels.t().flatten(), vocab_size, tp, (z_loss, keep), needs_gradient
+        whole, weight, bias, labels.t().flatten(), vocab_size, tp, (z_loss, keep), needs_gradient
     )
     return loss
 
 
 @torch.no_grad()
 def token_log_probs(
-    hidden: Tensor, weight: Tensor, targets: Tensor, *, vocab_size: int, tp: TensorParallel
+    hidden: Tensor, weight: Tensor, targets: Tensor, *, vocab_size: int, tp: TensorParallel, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of each target, without gathering logits.
 
@@ -74,7 +77,7 @@ def token_log_probs(
     """
     flat = enter_tensor_parallel(hidden, tp).flatten(0, 1)
     wanted = targets.t().flatten()
-    vocabulary = _Vocabulary(weight, vocab_size, tp)
+    vocabulary = _Vocabulary(weight, vocab_size, tp, bias)
     log_probs, greedy = [], []
     for start, stop in _chunks(len(flat), weight):
         target = wanted[start:stop]
@@ -92,14 +95,16 @@ def token_log_probs(
 
 
 @torch.no_grad()
-def output_logits(hidden: Tensor, weight: Tensor, *, vocab_size: int, tp: TensorParallel) -> Tensor:
+def output_logits(
+    hidden: Tensor, weight: Tensor, *, vocab_size: int, tp: TensorParallel, bias: Tensor | None = None
+) -> Tensor:
     """Logits of every position over the true vocabulary, on every rank: for comparisons, not for training.
 
     Returns:
         (b, s, vocab_size), in the dtype of `hidden`.
     """
     whole = enter_tensor_parallel(hidden, tp)
-    logits = whole @ weight.t()
+    logits = F.linear(whole, weight, bias)
     if tp.size > 1:
         parts = [torch.empty_like(logits) for _ in range(tp.size)]
         dist.all_gather(parts, logits.contiguous(), group=tp.group)
@@ -110,15 +115,17 @@ def output_logits(hidden: Tensor, weight: Tensor, *, vocab_size: int, tp: Tensor
 class _Vocabulary:
     """This rank's rows of the output matrix, without padding."""
 
-    def __init__(self, weight: Tensor, vocab_size: int, tp: TensorParallel) -> None:
+    def __init__(self, weight: Tensor, vocab_size: int, tp: TensorParallel, bias: Tensor | None = None) -> None:
         self.first = tp.rank * weight.shape[0]
         self.weight = weight[: max(0, min(vocab_size - self.first, weight.shape[0]))]
+        self.bias = None if bias is None else bias[: len(self.weight)]
         self.tp = tp
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(t, h) -> (t, v), at least float32."""
         logits = hidden @ self.weight.t()
-        return logits if logits.dtype == torch.float64 else logits.float()
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        return logits if self.bias is None else logits.add_(self.bias)
 
     def subtract_highest(self, logits: Tensor) -> Tensor:
         """Subtract each token's highest logit over all ranks, in place, and return it: (t,)."""
@@ -160,6 +167,7 @@ class _OutputLoss(torch.autograd.Function):
         ctx: Any,
         hidden: Tensor,
         weight: Tensor,
+        bias: Tensor | None,
         labels: Tensor,
         vocab_size: int,
         tp: TensorParallel,
@@ -168,11 +176,12 @@ class _OutputLoss(torch.autograd.Function):
     ) -> Tensor:
         z_loss, keep = options
         flat = hidden.flatten(0, 1)
-        vocabulary = _Vocabulary(weight, vocab_size, tp)
+        vocabulary = _Vocabulary(weight, vocab_size, tp, bias)
         exact = torch.float64 if weight.dtype == torch.float64 else torch.float32
         total_loss = torch.zeros((), dtype=exact, device=weight.device)
         grad_hidden = torch.empty_like(flat) if needs_gradient else None
         grad_weight = torch.zeros(weight.shape, dtype=exact, device=weight.device) if needs_gradient else None
+        grad_bias = torch.zeros(bias.shape, dtype=exact, device=bias.device) if bias is not None else None
         token_losses: list[Tensor] = []
         for start, stop in _chunks(len(flat), weight):
             x, target = flat[start:stop], labels[start:stop]
@@ -182,7 +191,10 @@ class _OutputLoss(torch.autograd.Function):
                 token_losses.append(torch.where(target == IGNORE_INDEX, float(IGNORE_INDEX), losses))
             if grad_hidden is None or grad_weight is None:
                 continue
-            grad_logits = _minus_one_at_target(vocabulary, probs, target).to(weight.dtype)
+            grad_exact = _minus_one_at_target(vocabulary, probs, target)
+            if grad_bias is not None:
+                grad_bias[: vocabulary.weight.shape[0]] += grad_exact.sum(0)
+            grad_logits = grad_exact.to(weight.dtype)
             torch.mm(grad_logits, vocabulary.weight, out=grad_hidden[start:stop])
             rows = grad_weight[: vocabulary.weight.shape[0]]
             if weight.dtype == exact:
@@ -192,16 +204,17 @@ class _OutputLoss(torch.autograd.Function):
         if keep is not None:
             keep.append(torch.cat(token_losses))
         if grad_hidden is not None and grad_weight is not None:
-            ctx.save_for_backward(grad_hidden.view_as(hidden), grad_weight)
+            ctx.save_for_backward(grad_hidden.view_as(hidden), grad_weight, grad_bias)
             ctx.weight_dtype = weight.dtype
         return total_loss
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        grad_hidden, grad_weight = ctx.saved_tensors
+        grad_hidden, grad_weight, grad_bias = ctx.saved_tensors
         scaled = (grad_weight * grad).to(ctx.weight_dtype)
+        scaled_bias = None if grad_bias is None else (grad_bias * grad).to(ctx.weight_dtype)
         # A scalar tensor keeps its own precision in the product; rounding it to 16 bits would bend the gradient.
-        return grad_hidden * grad, scaled, None, None, None, None, None
+        return grad_hidden * grad, scaled, scaled_bias, None, None, None, None, None
 
 
 def _softmax_and_losses(vocabulary: _Vocabulary, x: Tensor, target: Tensor, z_loss: float) -> tuple[Tensor, Tensor]:

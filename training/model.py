@@ -14,8 +14,10 @@ from training.backend_choice import make_backend
 from training.block import Block
 from training.config import Precision
 from training.dropout import Dropout
-from training.embedding import PositionEmbedding, VocabEmbedding
-from training.experts import AuxiliaryLosses
+from training.embedding import PositionEmbedding, TypeEmbedding, VocabEmbedding
+from training.encoder_decoder import Stacks
+from training.experts import AuxiliaryLosses, with_loss
+from training.heads import MaskedTokenHead, PairHead
 from training.loss import output_logits, output_loss, token_log_probs
 from training.mesh import Mesh, TensorParallel
 from training.model_config import ModelConfig
@@ -23,6 +25,7 @@ from training.parameters import ParamSpec
 from training.pipeline_split import layers_of_stages
 from training.recompute import Recompute, run_block
 from training.rotary import RotaryTable
+from training.tied import shared_parameters
 
 Want = Literal["loss", "log_probs", "logits", "hidden"]
 
@@ -68,8 +71,13 @@ class TransformerStage(nn.Module):
         self.embedding = VocabEmbedding("embedding.word", model, tp) if self.is_first else None
         has_positions = self.is_first and model.position == "learned"
         self.positions = PositionEmbedding("embedding.position", model, tp) if has_positions else None
+        has_types = self.is_first and model.token_types > 0
+        self.token_types = TypeEmbedding("embedding.token_type", model, tp) if has_types else None
+        self.embedding_norm = backend.norm("embedding.norm") if self.is_first and model.embedding_norm else None
         self.rotary = RotaryTable(model, dtype) if model.position == "rope" else None
+        self.shared = shared_parameters(model, mesh.layout)
         layers = layers_of_stages(model, mesh.layout)[self.place]
+        self.stacks = Stacks(backend, model, tp, layers, recompute) if model.is_encoder_decoder else None
         self.dropout = Dropout(model.dropout, seed, tp.rank if tp.sequence_parallel else 0)
         self.auxiliary = AuxiliaryLosses() if auxiliary is None else auxiliary
         self.layers = nn.ModuleDict(
@@ -78,6 +86,8 @@ class TransformerStage(nn.Module):
         has_final_norm = self.is_last and model.norm_position == "pre"
         self.final_norm = backend.norm("final_norm") if has_final_norm else None
         self.output = self._output_matrix(tp) if self.is_last else None
+        self.head = MaskedTokenHead(backend, model, tp) if self.is_last and model.head == "masked" else None
+        self.pair_head = PairHead(model, tp) if self.is_last and model.pair_head else None
         self.param_specs: dict[str, ParamSpec] = backend.param_specs(self)
 
     def _output_matrix(self, tp: TensorParallel) -> VocabEmbedding | None:
@@ -94,6 +104,10 @@ class TransformerStage(nn.Module):
         row_ids: Tensor | None = None,
         positions: Tensor | None = None,
         documents: Tensor | None = None,
+        token_types: Tensor | None = None,
+        pair_labels: Tensor | None = None,
+        pair_weights: Tensor | None = None,
+        decoder_inputs: Tensor | None = None,
         want: Want = "loss",
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Run the stage.
@@ -105,6 +119,12 @@ class TransformerStage(nn.Module):
             row_ids: (b,), int64: place of each row in the order of samples; only dropout needs it.
             positions: (b, s), int64: of each token; None counts from 0 in every row.
             documents: (b, s), int64: a token sees only tokens of its own number; None sees the whole row.
+                With an encoder and a decoder, those of the encoder's tokens; the decoder sees none below 0.
+            token_types: (b, s), int64; None is type 0.
+            pair_labels: (b,), int64: 1 where the two segments do not belong as they stand; with a pair head, for loss.
+            pair_weights: (b,): weight of each row's pair against the loss of a token; None is 1.
+            decoder_inputs: (b, t), int64: tokens of the decoder; `x` and the output are then both stacks' activations,
+                ((s + t) / tp, b, h), and `labels` are (b, t).
             want: What the last stage returns; other stages return activations.
 
         Returns:
@@ -112,15 +132,56 @@ class TransformerStage(nn.Module):
             logits (b, s, vocab_size); or the normed activations ("hidden").
         """
         if self.embedding is not None:
-            x = self._embed(x, row_ids, positions)
+            x = self._embed(x, row_ids, positions, token_types)
+        if self.stacks is not None:
+            return self._through_stacks(x, decoder_inputs, row_ids, documents, labels, want)
         rotary = None
         if self.rotary is not None:
             rotary = self.rotary(x.shape[0] * (self.tp.size if self.tp.sequence_parallel else 1), positions)
         for block in self.layers.values():
             x = run_block(block, (x, rotary, row_ids, documents), self.recompute)
-        return self._finish(x, labels, want) if self.is_last else x
+        if not self.is_last:
+            return x
+        if self.final_norm is not None:
+            x = self.final_norm(x)
+        if self.pair_head is not None and pair_labels is not None and want == "loss" and torch.is_grad_enabled():
+            weights = torch.ones_like(pair_labels) if pair_weights is None else pair_weights
+            x = with_loss(x, self.pair_head.loss(x, pair_labels, weights), self.auxiliary)
+        return self._finish(x, labels, want)
 
-    def _embed(self, tokens: Tensor, row_ids: Tensor | None, positions: Tensor | None) -> Tensor:
+    def _through_stacks(
+        self,
+        x: Tensor,
+        decoder_inputs: Tensor | None,
+        row_ids: Tensor | None,
+        documents: Tensor | None,
+        labels: Tensor | None,
+        want: Want,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Run the layers of an encoder and a decoder, whose activations travel together."""
+        if self.stacks is None or decoder_inputs is None:
+            raise ValueError("an encoder and a decoder need decoder_inputs")
+        part = decoder_inputs.shape[1] // (self.tp.size if self.tp.sequence_parallel else 1)
+        if self.embedding is not None:
+            y = self._embed(decoder_inputs, row_ids, None, None, site=1 + 3 * self.model.total_layers)
+        else:
+            x, y = x.split([x.shape[0] - part, part])
+        x, y = self.stacks(x, y, self.layers, row_ids, documents)
+        if not self.is_last:
+            return torch.cat((x, y))
+        if self.final_norm is not None:
+            y = self.final_norm(y)
+        return self._finish(y, labels, want)
+
+    def _embed(
+        self,
+        tokens: Tensor,
+        row_ids: Tensor | None,
+        positions: Tensor | None,
+        token_types: Tensor | None,
+        *,
+        site: int = 0,
+    ) -> Tensor:
         check_length(tokens.shape[1], self.model)
         if self.embedding is None:
             raise RuntimeError("only the first stage embeds tokens")
@@ -129,28 +190,36 @@ class TransformerStage(nn.Module):
             x = x * self.model.embedding_scale
         if self.positions is not None:
             x = x + self.positions(tokens.shape[1], positions)
-        return self.dropout(x, row_ids, 0)
+        if self.token_types is not None:
+            x = x + self.token_types(token_types)
+        if self.embedding_norm is not None:
+            x = self.embedding_norm(x)
+        return self.dropout(x, row_ids, site)
 
     def _finish(self, x: Tensor, labels: Tensor | None, want: Want) -> Tensor | tuple[Tensor, Tensor]:
-        if self.final_norm is not None:
-            x = self.final_norm(x)
         if want == "hidden":
             return x
+        bias = None
+        if self.head is not None:
+            x, bias = self.head(x), self.head.bias
+        if self.model.output_scale != 1.0:
+            x = x * self.model.output_scale
         table = self.output if self.output is not None else self.embedding
         if table is None:
             raise RuntimeError("the last stage has an output matrix")
         if want == "logits":
-            return output_logits(x, table.weight, vocab_size=self.vocab_size, tp=self.tp)
+            return output_logits(x, table.weight, vocab_size=self.vocab_size, tp=self.tp, bias=bias)
         if labels is None:
             raise ValueError(f"labels are needed for {want}")
         if want == "log_probs":
-            return token_log_probs(x, table.weight, labels, vocab_size=self.vocab_size, tp=self.tp)
+            return token_log_probs(x, table.weight, labels, vocab_size=self.vocab_size, tp=self.tp, bias=bias)
         return output_loss(
             x,
             table.weight,
             labels,
             vocab_size=self.vocab_size,
             tp=self.tp,
+            bias=bias,
             z_loss=self.z_loss,
             keep=self.kept_losses,
         )

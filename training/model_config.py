@@ -11,7 +11,7 @@ from pydantic import Field, PositiveInt, model_validator
 
 from contracts.configuration import Settings, added, execution
 
-Family = Literal["gpt2", "llama", "mistral", "qwen2", "qwen3", "neox", "mixtral", "qwen3_moe"]
+Family = Literal["gpt2", "llama", "mistral", "qwen2", "qwen3", "neox", "mixtral", "qwen3_moe", "bert", "roberta", "t5"]
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu", "swiglu", "geglu", "geglu_tanh"]
 GATED = ("swiglu", "geglu", "geglu_tanh")
 
@@ -22,6 +22,18 @@ _LLAMA: dict[str, Any] = {
     "tied_embeddings": False,
     "linear_bias": False,
     "qkv_bias": False,
+}
+_BERT: dict[str, Any] = {
+    "norm": "layernorm",
+    "norm_position": "post",
+    "norm_eps": 1e-12,
+    "activation": "gelu",
+    "position": "learned",
+    "tied_embeddings": True,
+    "linear_bias": True,
+    "qkv_bias": True,
+    "causal": False,
+    "head": "masked",
 }
 _QWEN3 = {**_LLAMA, "qk_norm": True, "norm_eps": 1e-6, "rotary_base": 1e6}
 _FAMILY: dict[str, dict[str, Any]] = {
@@ -49,6 +61,20 @@ _FAMILY: dict[str, dict[str, Any]] = {
     },
     "mixtral": {**_LLAMA, "rotary_base": 1e6, "moe": {"num_experts": 8, "top_k": 2, "aux_loss_coef": 0.02}},
     "qwen3_moe": {**_QWEN3, "moe": {"num_experts": 128, "top_k": 8, "aux_loss_coef": 0.001}},
+    "bert": {**_BERT, "token_types": 2, "pair_head": True},
+    "roberta": {**_BERT, "norm_eps": 1e-5, "token_types": 1, "position_offset": 2},
+    "t5": {
+        "norm": "rmsnorm",
+        "norm_eps": 1e-6,
+        "activation": "relu",
+        "position": "relative",
+        "tied_embeddings": True,
+        "linear_bias": False,
+        "qkv_bias": False,
+        "causal": False,
+        "scales_scores": False,
+        "init": "fan_in",
+    },
 }
 
 
@@ -140,13 +166,17 @@ class MoeConfig(Settings):
 
 
 class ModelConfig(Settings):
-    """Sizes and choices of one decoder-only Transformer.
+    """Sizes and choices of one Transformer: a decoder, an encoder, or both.
 
     `family` sets what is not given: gpt2 means LayerNorm, GELU (tanh), learned positions, biases and
     tied embeddings; llama means RMSNorm, SwiGLU, rotary positions, no biases and an own output matrix.
     mistral is llama (with a sliding_window where set); qwen2 adds biases to query, key and value; qwen3
     a norm on each query and key head; neox means LayerNorm, GELU, biases, a quarter of each head turned,
-    and attention beside the MLP; mixtral and qwen3_moe are mistral and qwen3 with experts.
+    and attention beside the MLP; mixtral and qwen3_moe are mistral and qwen3 with experts. bert means an
+    encoder with LayerNorm behind each sum (norm_position: pre is Megatron's BERT), learned positions, two
+    kinds of tokens, and heads for masked tokens and for pairs of segments; roberta has no pairs. t5 means
+    encoder and decoder, RMSNorm, relative positions and no biases (t5 v1.1: activation: geglu_tanh and
+    tied_embeddings: false).
     """
 
     habits: ClassVar[Mapping[str, str]] = {
@@ -166,13 +196,22 @@ class ModelConfig(Settings):
         "embedding_multiplier": "embedding_scale",
         "tie_word_embeddings": "tied_embeddings",
         "make_vocab_size_divisible_by": "vocab_multiple",
+        "d_model": "hidden_size",
+        "d_ff": "ffn_hidden_size",
+        "d_kv": "head_dim",
+        "num_heads": "num_attention_heads",
+        "num_decoder_layers": "decoder_layers",
+        "type_vocab_size": "token_types",
+        "relative_attention_num_buckets": "relative_buckets",
+        "relative_attention_max_distance": "relative_distance",
     }
 
     family: Family = Field(
         "gpt2",
-        description="Defaults of the fields below: gpt2, llama, mistral, qwen2, qwen3, neox, mixtral or qwen3_moe.",
+        description="Defaults of the fields below: gpt2, llama, mistral, qwen2, qwen3, neox, mixtral, qwen3_moe, "
+        "bert, roberta or t5.",
     )
-    num_layers: PositiveInt = Field(4, le=10_000, description="Transformer blocks.")
+    num_layers: PositiveInt = Field(4, le=10_000, description="Transformer blocks; of t5 those of the encoder.")
     hidden_size: PositiveInt = Field(256, le=2**20, description="Width of the residual stream.")
     num_attention_heads: PositiveInt = Field(4, description="Query heads.")
     num_query_groups: PositiveInt = Field(
@@ -196,7 +235,11 @@ class ModelConfig(Settings):
         "gelu_tanh",
         description="Non-linearity of the MLP; swiglu (silu), geglu (gelu) and geglu_tanh multiply two matrices.",
     )
-    position: Literal["learned", "rope"] = Field("learned", description="How positions enter the model.")
+    position: Literal["learned", "rope", "relative"] = Field(
+        "learned",
+        description="How positions enter the model: added to tokens, by turning queries and keys, or as a bias of each "
+        "head by distance (t5).",
+    )
     rotary_base: float = Field(10000.0, gt=0, description="Base of the rotary wavelengths (theta).")
     tied_embeddings: bool = Field(True, description="The output matrix is the input embedding.")
     linear_bias: bool = Field(True, description="Biases in the attention output and the MLP.")
@@ -221,6 +264,47 @@ class ModelConfig(Settings):
     )
     embedding_scale: float = added(1.0, gt=0, description="Token embeddings are multiplied by this.")
     moe: MoeConfig | None = added(None, description="Experts in place of the MLP. Default: none.")
+    causal: bool = added(True, description="A token sees only those before it; false: the whole row, as in an encoder.")
+    token_types: int = added(
+        0,
+        ge=0,
+        le=1024,
+        description="Kinds of tokens with an embedding of their own, such as first and second segment.",
+    )
+    embedding_norm: bool = added(
+        False,
+        description="A norm behind the sum of the embeddings. Default of bert and roberta: with norm_position: post.",
+    )
+    position_offset: int = added(
+        0, ge=0, le=1024, description="Row of the learned positions that a row's first token reads; 2 in RoBERTa."
+    )
+    head: Literal["linear", "masked"] = added(
+        "linear",
+        description="What makes logits: the output matrix; or before it a dense layer, activation and norm, and a bias "
+        "behind it (BERT).",
+    )
+    pair_head: bool = added(
+        False, description="The first token says whether two segments belong as they stand (BERT's NSP, ALBERT's SOP)."
+    )
+    decoder_layers: PositiveInt | None = added(
+        None,
+        le=10_000,
+        description="Blocks of a decoder that reads the output of the num_layers before it. Default of t5: num_layers.",
+    )
+    relative_buckets: PositiveInt = added(32, description="position: relative: distances that are told apart.")
+    relative_distance: PositiveInt = added(
+        128, description="position: relative: from this many tokens on, all distances are one bucket."
+    )
+    scales_scores: bool = added(True, description="Attention scores are divided by the square root of head_dim.")
+    output_scale: float = added(
+        1.0,
+        gt=0,
+        description="Activations are multiplied by this before the output matrix. Default of tied t5: h^-1/2.",
+    )
+    init: Literal["normal", "fan_in"] = added(
+        "normal",
+        description="Initial matrices: normal with init_std, or with 1 / sqrt(size of the input), which t5 needs.",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -237,6 +321,12 @@ class ModelConfig(Settings):
             filled.setdefault("head_dim", max(1, hidden // heads))
             gated = filled["activation"] in GATED
             filled.setdefault("ffn_hidden_size", -(-8 * hidden // 192) * 64 if gated else 4 * hidden)
+        if family in ("bert", "roberta"):
+            filled.setdefault("embedding_norm", filled["norm_position"] == "post")
+        if family == "t5":
+            filled.setdefault("decoder_layers", filled.get("num_layers", 4))
+            if filled["tied_embeddings"] is True and isinstance(hidden, int) and hidden > 0:
+                filled.setdefault("output_scale", hidden**-0.5)
         return filled
 
     @model_validator(mode="after")
@@ -262,7 +352,37 @@ class ModelConfig(Settings):
             raise ValueError("norm_position: post needs parallel_residual: false; a norm would stand after the sum.")
         if self.moe is not None and self.linear_bias:
             raise ValueError("moe goes with linear_bias: false; experts have no biases.")
+        self._check_encoder()
         return self
+
+    def _check_encoder(self) -> None:
+        if not self.causal and self.sliding_window is not None:
+            raise ValueError("sliding_window goes with causal: true; an encoder sees the whole row.")
+        if self.causal and self.pair_head:
+            raise ValueError("pair_head: true needs causal: false, since the first token must see both segments.")
+        if (self.position == "relative") != self.is_encoder_decoder:
+            raise ValueError("decoder_layers and position: relative go together, as in t5. Set both or neither.")
+        if not self.is_encoder_decoder:
+            return
+        wrong = [
+            name
+            for name, is_wrong in {
+                "causal: true": self.causal,
+                "norm_position: post": self.norm_position == "post",
+                "parallel_residual: true": self.parallel_residual,
+                "moe": self.moe is not None,
+                "head: masked": self.head == "masked",
+                "pair_head: true": self.pair_head,
+                "embedding_norm: true": self.embedding_norm,
+                "token_types": self.token_types > 0,
+                "backend: te": self.backend == "te",
+            }.items()
+            if is_wrong
+        ]
+        if wrong:
+            raise ValueError(
+                f"decoder_layers ({self.decoder_layers}) does not go with {', '.join(wrong)}. Leave it out."
+            )
 
     def _check_positions(self) -> None:
         if self.position != "rope":
@@ -283,6 +403,19 @@ class ModelConfig(Settings):
         return self.activation in GATED
 
     @property
+    def is_encoder_decoder(self) -> bool:
+        return self.decoder_layers is not None
+
+    @property
+    def total_layers(self) -> int:
+        """Blocks of the encoder and of the decoder, which are numbered through."""
+        return self.num_layers + (self.decoder_layers or 0)
+
+    def is_decoder_layer(self, layer: int) -> bool:
+        """Whether layer number `layer`, from 0, reads the output of an encoder."""
+        return layer >= self.num_layers
+
+    @property
     def rotary_dim(self) -> int:
         """Width of the part of each head that is turned: its first so many channels."""
         return int(self.head_dim * self.rotary_percent)
@@ -298,6 +431,11 @@ class ModelConfig(Settings):
     def qkv_size(self) -> int:
         """Rows of the fused projection: per group its query heads, one key head, one value head."""
         return (self.num_attention_heads + 2 * self.num_query_groups) * self.head_dim
+
+    @property
+    def cross_kv_size(self) -> int:
+        """Rows of the fused projection of an encoder's output: per group one key head, one value head."""
+        return 2 * self.num_query_groups * self.head_dim
 
     @property
     def attention_size(self) -> int:

@@ -14,6 +14,7 @@ Shape = tuple[int, ...]
 # A checkpoint holds the optimizer's state of each parameter as `optim.<name>.<moment>`.
 OPTIMIZER_PREFIX = "optim."
 MOMENTS = ("exp_avg", "exp_avg_sq")
+PAIR_CLASSES = 2  # two segments belong as they stand, or not
 
 
 @dataclass(frozen=True)
@@ -82,13 +83,34 @@ def stored_groups(model: ModelConfig) -> Iterator[StoredGroup]:
     hidden, vocab = model.hidden_size, model.padded_vocab_size
     yield StoredGroup(("embedding.word.weight",), (vocab, hidden), 0)
     if model.position == "learned":
-        yield StoredGroup(("embedding.position.weight",), (model.max_position_embeddings, hidden), None)
-    for layer in range(model.num_layers):
+        positions = model.max_position_embeddings + model.position_offset
+        yield StoredGroup(("embedding.position.weight",), (positions, hidden), None)
+    if model.token_types:
+        yield StoredGroup(("embedding.token_type.weight",), (model.token_types, hidden), None)
+    if model.embedding_norm:
+        yield from _norm(model, "embedding.norm")
+    for part in ("encoder", "decoder") if model.position == "relative" else ():
+        yield StoredGroup((f"{part}.relative.weight",), (model.relative_buckets, model.num_attention_heads), 1)
+    for layer in range(model.total_layers):
         yield from _layer(model, layer)
+    if model.is_encoder_decoder:
+        yield from _norm(model, "encoder.norm")
     if model.norm_position == "pre":
         yield from _norm(model, "final_norm")
+    yield from _heads(model)
     if not model.tied_embeddings:
         yield StoredGroup(("output.weight",), (vocab, hidden), 0)
+
+
+def _heads(model: ModelConfig) -> Iterator[StoredGroup]:
+    hidden = model.hidden_size
+    if model.pair_head:
+        yield from _linear(("pair.pooler",), (hidden, hidden), None, True)
+        yield from _linear(("pair.output",), (PAIR_CLASSES, hidden), None, True)
+    if model.head == "masked":
+        yield from _linear(("head.dense",), (hidden, hidden), None, True)
+        yield from _norm(model, "head.norm")
+        yield StoredGroup(("output.bias",), (model.padded_vocab_size,), 0)
 
 
 def _layer(model: ModelConfig, layer: int) -> Iterator[StoredGroup]:
@@ -99,6 +121,11 @@ def _layer(model: ModelConfig, layer: int) -> Iterator[StoredGroup]:
     for name in ("q_norm", "k_norm") if model.qk_norm else ():
         yield StoredGroup((f"{prefix}.attn.{name}.weight",), (model.head_dim,), None)
     yield from _linear((f"{prefix}.attn.out",), (hidden, model.attention_size), 1, model.linear_bias)
+    if model.is_decoder_layer(layer):
+        yield from _norm(model, f"{prefix}.cross.norm")
+        yield from _linear((f"{prefix}.cross.q",), (model.attention_size, hidden), 0, model.qkv_bias)
+        yield from _linear((f"{prefix}.cross.kv",), (model.cross_kv_size, hidden), 0, model.qkv_bias)
+        yield from _linear((f"{prefix}.cross.out",), (hidden, model.attention_size), 1, model.linear_bias)
     if is_post:
         yield from _norm(model, f"{prefix}.attn.norm")
     elif not model.shared_norm:
@@ -135,7 +162,9 @@ def _norm(model: ModelConfig, name: str) -> Iterator[StoredGroup]:
         yield StoredGroup((f"{name}.bias",), (model.hidden_size,), None)
 
 
-def _linear(names: tuple[str, ...], shape: tuple[int, int], tp_dim: int, has_bias: bool) -> Iterator[StoredGroup]:
+def _linear(
+    names: tuple[str, ...], shape: tuple[int, int], tp_dim: int | None, has_bias: bool
+) -> Iterator[StoredGroup]:
     yield StoredGroup(tuple(f"{name}.weight" for name in names), shape, tp_dim)
     if has_bias:
         yield StoredGroup(tuple(f"{name}.bias" for name in names), (shape[0],), 0 if tp_dim == 0 else None)

@@ -157,8 +157,8 @@ class OwnPipeline:
 
 
 def _activation(mesh: Mesh, config: PretrainConfig) -> Tensor:
-    tp = mesh.tensor_parallel
-    length = config.seq_length // tp.size if tp.sequence_parallel else config.seq_length
+    tp, length = mesh.tensor_parallel, config.seq_length + config.decoder_length
+    length = length // tp.size if tp.sequence_parallel else length
     shape = (length, config.micro_batch_size, config.model.hidden_size)
     return torch.empty(shape, dtype=compute_dtype(config.precision), device=mesh.device)
 

@@ -16,7 +16,7 @@ def layers_of_stages(model: ModelConfig, layout: LayoutConfig) -> tuple[range, .
     """Layers of each stage, contiguous and in order, as `layout.pipeline_split` says."""
     stages, split = layout.num_stages, layout.pipeline_split
     if split == "even":
-        return tuple(stage_layers(model.num_layers, stages, stage) for stage in range(stages))
+        return tuple(stage_layers(model.total_layers, stages, stage) for stage in range(stages))
     sizes = balanced_split(*stage_costs(model), stages) if split == "balanced" else split
     ends = [sum(sizes[: n + 1]) for n in range(stages)]
     return tuple(range(end - size, end) for end, size in zip(ends, sizes, strict=True))
@@ -46,7 +46,7 @@ def stage_costs(model: ModelConfig) -> tuple[list[int], int, int]:
     attention, which depend on the length of a row and are equal in all layers, are left out, so
     that a checkpoint's layout alone says where its layers are.
     """
-    layers = [layer_products(model, layer) for layer in range(model.num_layers)]
+    layers = [layer_products(model, layer) for layer in range(model.total_layers)]
     return layers, model.hidden_size, model.hidden_size * model.padded_vocab_size
 
 

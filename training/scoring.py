@@ -49,17 +49,25 @@ class Scorer:
         out = self._through(tokens, targets, "log_probs", context or {})
         exact = torch.float64 if self.dtype == torch.float64 else torch.float32
         if out is None:
-            log_probs = torch.empty(tokens.shape, dtype=exact, device=self.mesh.device)
-            greedy = torch.empty(tokens.shape, dtype=torch.bool, device=self.mesh.device)
+            log_probs = torch.empty(targets.shape, dtype=exact, device=self.mesh.device)
+            greedy = torch.empty(targets.shape, dtype=torch.bool, device=self.mesh.device)
         else:
             log_probs, greedy = out
         return self._from_last(log_probs.to(exact)), self._from_last(greedy.to(torch.uint8)).bool()
 
     @torch.no_grad()
-    def logits(self, tokens: Tensor) -> Tensor:
-        """Logits (b, s, vocab_size) of every position, in the activations' dtype, on every rank."""
-        out = self._through(tokens, None, "logits", {})
-        shape = (*tokens.shape, self.stages[0].vocab_size)
+    def logits(self, tokens: Tensor, context: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Logits (b, s, vocab_size) of every position, of the decoder where there is one, on every rank.
+
+        Args:
+            context: What else the model is told (`Batch.context`).
+
+        Returns:
+            In the activations' dtype.
+        """
+        told = context or {}
+        out = self._through(tokens, None, "logits", told)
+        shape = (*told.get("decoder_inputs", tokens).shape, self.stages[0].vocab_size)
         logits = torch.empty(shape, dtype=self.dtype, device=self.mesh.device) if out is None else out[0]
         return self._from_last(logits)
 
@@ -70,7 +78,7 @@ class Scorer:
         for stage in self.stages:
             x = tokens
             if not stage.is_first:
-                x = self._empty_activation(tokens)
+                x = self._empty_activation(tokens, context)
                 dist.recv(x, self._rank_of(stage.place - 1))
             out = stage(x, labels=targets, want=want, **context)
             if stage.is_last:
@@ -81,9 +89,11 @@ class Scorer:
     def _rank_of(self, place: int) -> int:
         return self.ranks[rank_of_stage(self.mesh.layout, place)]
 
-    def _empty_activation(self, tokens: Tensor) -> Tensor:
+    def _empty_activation(self, tokens: Tensor, context: Mapping[str, Tensor]) -> Tensor:
         tp = self.mesh.tensor_parallel
         rows, length = tokens.shape
+        if "decoder_inputs" in context:
+            length += context["decoder_inputs"].shape[1]
         part = length // tp.size if tp.sequence_parallel else length
         return torch.empty(part, rows, self.stages[0].model.hidden_size, dtype=self.dtype, device=self.mesh.device)
 

@@ -115,8 +115,8 @@ class TransformerEngineBackend:
         layer = self.te.RMSNorm(self.model.head_dim, eps=self.model.norm_eps, device="cuda")
         return _Named(layer, {"weight": ParamSpec(f"{name}.weight", None, shape, sp_partial=self.tp.size > 1)})
 
-    def attention(self) -> "_Attention":
-        return _Attention(self.te, self.model, self.tp)
+    def attention(self, *, causal: bool = True) -> "_Attention":
+        return _Attention(self.te, self.model, self.tp, causal=causal)
 
     def param_specs(self, module: nn.Module) -> dict[str, ParamSpec]:
         return collect_specs(module)
@@ -144,23 +144,30 @@ class _Named(nn.Module):
 
 
 class _Attention(nn.Module):
-    """Transformer Engine's fused causal attention; (s, b, n, d), twice (s, b, g, d) -> (s, b, n * d)."""
+    """Transformer Engine's fused attention; (s, b, n, d), twice (s, b, g, d) -> (s, b, n * d)."""
 
-    def __init__(self, te: Any, model: ModelConfig, tp: TensorParallel) -> None:
+    def __init__(self, te: Any, model: ModelConfig, tp: TensorParallel, *, causal: bool) -> None:
         super().__init__()
+        self.packed_mask = "padding_causal" if causal else "padding"
+        window = (-1, 0) if causal else (-1, -1)
         self.core = te.DotProductAttention(
             model.num_attention_heads,
             model.head_dim,
             num_gqa_groups=model.num_query_groups,
             attention_dropout=0.0,
+            softmax_scale=None if model.scales_scores else 1.0,
             qkv_format="sbhd",
-            attn_mask_type="causal",
-            window_size=(-1, 0) if model.sliding_window is None else (model.sliding_window - 1, 0),
+            attn_mask_type="causal" if causal else "no_mask",
+            window_size=window if model.sliding_window is None else (model.sliding_window - 1, 0),
             tp_size=tp.size,
             tp_group=tp.group,
         )
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None, bias: Tensor | None = None
+    ) -> Tensor:
+        if bias is not None:
+            raise ValueError("backend: te has no biases of attention; t5 needs backend: local.")
         if documents is None:
             out: Tensor = self.core(q.contiguous(), k.contiguous(), v.contiguous())
             return out
@@ -169,7 +176,7 @@ class _Attention(nn.Module):
         packed: Tensor = self.core(
             *(x.transpose(0, 1).flatten(0, 1) for x in (q, k, v)),
             qkv_format="thd",
-            attn_mask_type="padding_causal",
+            attn_mask_type=self.packed_mask,
             cu_seqlens_q=bounds,
             cu_seqlens_kv=bounds,
             max_seqlen_q=s,

@@ -85,7 +85,7 @@ class Trainer:
         self.parameters = local_parameters(self.stages)
         self.optimizer = LocalOptimizer(self.parameters, config.optimizer, mesh)
         self.engine = make_engine(self.stages, mesh, config)
-        self.finisher = GradientFinisher(self.parameters, mesh, tied=config.model.tied_embeddings)
+        self.finisher = GradientFinisher(self.parameters, mesh, shared=self.stages[0].shared)
         self.schedule = config.schedule
         self.guard = Guard(config.stability)
         self.scaler = LossScaler(config.loss_scale) if config.precision == "fp16" else None

@@ -87,7 +87,12 @@ def gradients_of(
     """Whole gradients of the mean loss over all ranks' rows, of the parameters of this rank's stage."""
     rows = torch.arange(len(inputs)) + len(inputs) * trainer.mesh.rank("dp")
     num_tokens = labels.numel() * trainer.mesh.size("dp")
-    trainer.engine.run(Batch(inputs, labels, rows, context=context or {}), num_tokens=num_tokens)
+    return batch_gradients(trainer, Batch(inputs, labels, rows, context=context or {}), num_tokens)
+
+
+def batch_gradients(trainer: Trainer, batch: Batch, num_tokens: float) -> dict[str, Tensor]:
+    """Whole gradients of the summed loss divided by `num_tokens`, of the parameters of this rank's stages."""
+    trainer.engine.run(batch, num_tokens=num_tokens)
     found: dict[str, Tensor] = {}
     for parameter, gradient in zip(trainer.parameters, trainer.finisher.finish(), strict=True):
         for name, part in as_dtensors(gradient, parameter, trainer.mesh).items():

@@ -46,6 +46,11 @@ QWEN = {**LLAMA, "model_type": "qwen2"}
             "qwen2_moe",
         ),
         ("qwen3_moe", {"moe": {"num_experts": 4, "top_k": 2, "ffn_hidden_size": 24, "layer_interval": 2}}, "qwen3_moe"),
+        ("bert", {"activation": "gelu_tanh"}, "bert"),
+        ("bert", {"norm_position": "pre", "tied_embeddings": False}, "megatron-bert"),
+        ("roberta", {"norm_eps": 1e-6}, "roberta"),
+        ("t5", {"head_dim": 16, "decoder_layers": 3}, "t5"),
+        ("t5", {"activation": "geglu_tanh", "tied_embeddings": False, "relative_buckets": 8}, "t5"),
     ],
 )
 def test_a_model_survives_config_json_and_back(family, changes, architecture):
@@ -77,7 +82,9 @@ def test_every_name_of_the_tanh_gelu_is_one_activation(name):
 @pytest.mark.parametrize(
     ("config", "setting", "value"),
     [
-        ({"model_type": "bert"}, "model_type", "both ways"),
+        ({"model_type": "bert", "is_decoder": True}, "is_decoder", "True"),
+        ({"model_type": "bert", "position_embedding_type": "relative_key"}, "position_embedding_type", "relative_key"),
+        ({"model_type": "t5", "feed_forward_proj": "gated-relu"}, "feed_forward_proj", "gated-relu"),
         ({"model_type": "gemma"}, "model_type", "gemma"),
         ({"model_type": "gpt_neox", "attention_bias": False}, "attention_bias", "False"),
         ({**GPT2, "activation_function": "quick_gelu"}, "activation_function", "quick_gelu"),
