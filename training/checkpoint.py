@@ -77,6 +77,23 @@ def state_tensors(
     return tensors
 
 
+def spread_copies(parameters: list[LocalParameter], optimizer: LocalOptimizer | None = None) -> None:
+    """Give every copy of a parameter on this rank the values that were put into the one that `state_tensors` names.
+
+    Stages of a rank may each hold a copy (training/tied.py); its tensor has one name, which the last of them bears.
+    """
+    named = {parameter.spec.canonical_name: index for index, parameter in enumerate(parameters)}
+    for index, parameter in enumerate(parameters):
+        source = named[parameter.spec.canonical_name]
+        if source == index:
+            continue
+        parameter.value.copy_(parameters[source].value)
+        if optimizer is not None:
+            filled = optimizer.moments(source)
+            for moment, value in optimizer.moments(index).items():
+                value.copy_(filled[moment])
+
+
 def save_checkpoint(trainer: Trainer, root: Path, *, keep_last: int) -> Path:
     """Write the run's state as a new step folder under `root`; every rank calls it.
 
@@ -201,6 +218,7 @@ def load_checkpoint(trainer: Trainer, folder: Path) -> None:
         raise InputError(f"{folder}: holds no optimizer state, so a run cannot go on from it.")
     _check_same_optimizer(trainer, info, folder)
     _load(state_tensors(trainer.parameters, trainer.mesh, trainer.optimizer), folder)
+    spread_copies(trainer.parameters, trainer.optimizer)
     trainer.load_extra_state(info.extra.get(TRAINER_KEY, {}), step=info.step, consumed_samples=info.consumed_samples)
 
 
@@ -223,6 +241,7 @@ def roll_back(trainer: Trainer, root: Path) -> str:
         raise ShardlineError(f"Step {trainer.step}: there is no checkpoint under {root} to roll back to.")
     folder = root / name[0]
     _load(state_tensors(trainer.parameters, trainer.mesh, trainer.optimizer), folder)
+    spread_copies(trainer.parameters, trainer.optimizer)
     info = read_info(folder)
     trainer.updates = int(info.extra.get(TRAINER_KEY, {}).get("updates", info.step))
     trainer.optimizer.set_step(trainer.updates)
@@ -248,10 +267,12 @@ def load_weights(stages: Sequence[TransformerStage], mesh: Mesh, folder: Path, *
     Raises:
         InputError: It is of another model, or is damaged.
     """
-    tensors = state_tensors(local_parameters(stages), mesh)
+    parameters = local_parameters(stages)
+    tensors = state_tensors(parameters, mesh)
     if averaged:
         tensors = {f"{OPTIMIZER_PREFIX}{name}.{EMA}": tensor for name, tensor in tensors.items()}
     _load(tensors, folder)
+    spread_copies(parameters)
 
 
 def load_model(

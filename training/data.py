@@ -1,7 +1,7 @@
 """Where training rows come from: a source of samples, and which of its samples a rank reads at a step."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -91,6 +91,20 @@ def read_batch(source: Source, sample_ids: npt.NDArray[np.int64], device: torch.
         return Batch(inputs, labels, row_ids, has_ignored=True, context=context)
     tokens = _on(device, source.tokens(sample_ids))
     return Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), row_ids)
+
+
+def weigh_pairs(batch: Batch, num_tokens: int, num_rows: int) -> Batch:
+    """Give each pair of segments the weight by which the pairs' mean joins the tokens' mean.
+
+    Args:
+        batch: This rank's; one without pairs is returned as it is.
+        num_tokens: Tokens of the whole global batch that give a loss, by which the engine divides.
+        num_rows: Rows of the whole global batch.
+    """
+    if "pair_labels" not in batch.context:
+        return batch
+    weights = torch.full(batch.row_ids.shape, num_tokens / num_rows, dtype=torch.float64, device=batch.row_ids.device)
+    return replace(batch, context={**batch.context, "pair_weights": weights})
 
 
 def _on(device: torch.device, array: npt.NDArray[Any]) -> Tensor:

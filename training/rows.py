@@ -11,11 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from contracts.errors import ConfigError
+from preprocessing.samples.bert import NO_LABEL, BertSamples
 from preprocessing.samples.gpt import GPTSamples
-from preprocessing.samples.opening import open_causal_samples
+from preprocessing.samples.opening import open_causal_samples, open_samples
+from preprocessing.samples.t5 import T5Samples
 from training.config import IGNORE_INDEX, PretrainConfig
 from training.data import Source
 
+PADDING = -1  # number of the document of padding, which no token sees
 Ids = Sequence[int] | npt.NDArray[Any]
 
 
@@ -25,6 +28,8 @@ def open_rows(config: PretrainConfig, index: Path, split: str) -> Source:
     Raises:
         ConfigError: The index was built for another kind of model, or does not tell documents apart.
     """
+    if not config.model.causal:
+        return _open_encoder_rows(config, index, split)
     samples = open_causal_samples(index, split)
     if not config.sees_documents:
         source: Source = samples
@@ -40,6 +45,76 @@ def open_rows(config: PretrainConfig, index: Path, split: str) -> Source:
         resets_attention=config.reset_attention_mask,
         masks_ends=config.eod_mask_loss,
     )
+
+
+def _open_encoder_rows(config: PretrainConfig, index: Path, split: str) -> Source:
+    samples = open_samples(index, split)
+    if config.model.is_encoder_decoder and isinstance(samples, T5Samples):
+        return SpanRows(samples, config.seq_length, config.decoder_length)
+    if not config.model.is_encoder_decoder and isinstance(samples, BertSamples):
+        return MaskedRows(samples, has_types=config.model.token_types > 1, has_pairs=config.model.pair_head)
+    needed = "t5" if config.model.is_encoder_decoder else "bert"
+    raise ConfigError(
+        f"{index} is no index of {needed} samples, which model.family: {config.model.family} needs. "
+        f"Build one with index.objective: {needed}."
+    )
+
+
+class MaskedRows:
+    """Rows of an encoder: tokens of which some are hidden, and what they were.
+
+    Args:
+        samples: Rows of s tokens.
+        has_types: The model tells the first segment from the second.
+        has_pairs: It says whether they belong as they stand.
+    """
+
+    def __init__(self, samples: BertSamples, *, has_types: bool, has_pairs: bool) -> None:
+        self.samples, self.has_types, self.has_pairs = samples, has_types, has_pairs
+
+    def rows(self, sample_ids: Ids) -> dict[str, npt.NDArray[Any]]:
+        """Return inputs, labels, documents where a row has padding, token_types (n, s) and pair_labels (n,), int64."""
+        batch = self.samples.batch(sample_ids)
+        found: dict[str, npt.NDArray[Any]] = {
+            "inputs": batch.tokens,
+            "labels": np.where(batch.labels == NO_LABEL, IGNORE_INDEX, batch.labels),
+        }
+        if not batch.is_token.all():
+            found["documents"] = np.where(batch.is_token, 0, PADDING)
+        if self.has_types:
+            found["token_types"] = batch.token_types
+        if self.has_pairs:
+            found["pair_labels"] = batch.is_other.astype(np.int64)
+        return found
+
+
+class SpanRows:
+    """Rows of an encoder and a decoder: text whose spans are taken out, and the spans.
+
+    Args:
+        samples: Rows of at most s tokens for the encoder and t for the decoder.
+        seq_length: s.
+        decoder_length: t.
+    """
+
+    def __init__(self, samples: T5Samples, seq_length: int, decoder_length: int) -> None:
+        self.samples, self.seq_length, self.decoder_length = samples, seq_length, decoder_length
+
+    def rows(self, sample_ids: Ids) -> dict[str, npt.NDArray[Any]]:
+        """Return inputs (n, s), labels and decoder_inputs (n, t), and documents (n, s) if there is padding, int64."""
+        batch = self.samples.batch(sample_ids)
+        found = {
+            "inputs": _padded(batch.encoder_tokens, self.seq_length, 0),
+            "labels": _padded(batch.labels, self.decoder_length, IGNORE_INDEX),
+            "decoder_inputs": _padded(batch.decoder_tokens, self.decoder_length, 0),
+        }
+        if batch.encoder_tokens.shape[1] < self.seq_length:
+            found["documents"] = _padded(np.zeros_like(batch.encoder_tokens), self.seq_length, PADDING)
+        return found
+
+
+def _padded(rows: npt.NDArray[Any], length: int, value: int) -> npt.NDArray[Any]:
+    return np.pad(rows, ((0, 0), (0, length - rows.shape[1])), constant_values=value)
 
 
 class DocumentRows:

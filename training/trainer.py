@@ -12,7 +12,7 @@ from torch import Tensor
 
 from contracts.errors import ShardlineError
 from training.config import PretrainConfig
-from training.data import Batch, Source, count_loss_tokens, read_batch, step_sample_ids
+from training.data import Batch, Source, count_loss_tokens, read_batch, step_sample_ids, weigh_pairs
 from training.experts import AuxiliaryLosses
 from training.gradients import GradientFinisher, clip, local_parameters, non_finite
 from training.initialization import initialize
@@ -110,6 +110,7 @@ class Trainer:
         clock = _Clock(self.mesh.device)
         scale = self.scaler.scale if self.scaler is not None else 1.0
         num_tokens = count_loss_tokens(batch, self.mesh)
+        batch = weigh_pairs(batch, num_tokens, rows)
         scaled_tokens = num_tokens if scale == 1.0 else num_tokens / scale
         loss_share = self._engine(rows).run(batch, num_tokens=scaled_tokens)
         clock.mark()

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from reference_models import HeldTensors
 from torch import Tensor
@@ -65,6 +66,29 @@ def t5_batch(model: ModelConfig, rows: int, length: int, decoder_length: int, *,
     labels[:, -2:] = IGNORE_INDEX
     context = {"documents": documents, "decoder_inputs": said[:, :-1].contiguous()}
     return Batch(inputs, labels, torch.arange(rows), True, context)
+
+
+class EncoderSource:
+    """Rows for every training step, fixed by the sample's number; a model can learn something of them."""
+
+    def __init__(self, model: ModelConfig, length: int, decoder_length: int) -> None:
+        self.model, self.length, self.decoder_length = model, length, decoder_length
+
+    def rows(self, sample_ids: Any) -> dict[str, Any]:
+        rows = [self._row(int(number)) for number in sample_ids]
+        return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+
+    def _row(self, number: int) -> dict[str, Any]:
+        batch = (
+            t5_batch(self.model, 1, self.length, self.decoder_length, seed=number)
+            if self.model.is_encoder_decoder
+            else encoder_batch(self.model, 1, self.length, seed=number)
+        )
+        row = {"inputs": batch.inputs, "labels": batch.labels, **batch.context}
+        is_short = number % 3 == 0
+        if not is_short:
+            row["documents"] = torch.zeros_like(row["documents"])
+        return {name: tensor.numpy() for name, tensor in row.items()}
 
 
 def reference_of(model: ModelConfig, weights: Mapping[str, Tensor]) -> Any:

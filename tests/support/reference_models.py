@@ -15,7 +15,7 @@ from conversion.huggingface_architecture import Architecture, architecture_of
 from conversion.huggingface_config import to_huggingface
 from conversion.huggingface_names import links_of
 from conversion.linked_rows import Link, derive_canonical, derive_foreign
-from training.checkpoint import state_tensors
+from training.checkpoint import spread_copies, state_tensors
 from training.data import Batch
 from training.dtensors import as_dtensors
 from training.model_config import ModelConfig
@@ -79,6 +79,7 @@ def put_weights(trainer: Trainer, weights: Mapping[str, Tensor]) -> None:
         assert isinstance(view, DTensor)
         whole = distribute_tensor(weights[name], view.device_mesh, view.placements, src_data_rank=None)
         view.to_local().copy_(whole.to_local())
+    spread_copies(trainer.parameters)
 
 
 def gradients_of(

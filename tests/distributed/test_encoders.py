@@ -1,0 +1,116 @@
+"""Encoders, and encoders with decoders, at every layout in float64: losses, gradient norms and every gradient.
+
+One launch trains all models of a layout, since launches cost more than tiny models.
+"""
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from encoder_cases import ENCODERS, SHORT, EncoderSource
+from ranks import run_on_ranks
+from reference_models import batch_gradients, put_weights, random_weights
+from torch import Tensor
+from training_cases import SEQ_LENGTH, new_trainer, relative_difference, tiny_config
+
+from training.config import PretrainConfig
+from training.data import count_loss_tokens, read_batch, step_sample_ids, weigh_pairs
+
+DECODER_LENGTH = 16
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ENCODERS["bert"],
+    "bert untied": ("bert", {"tied_embeddings": False, "dropout": 0.2, "num_layers": 3}),
+    "megatron bert": ENCODERS["megatron bert"],
+    "roberta": ("roberta", {"dropout": 0.1}),
+    "t5": ("t5", {**SHORT, "head_dim": 16, "dropout": 0.2}),
+    "t5 v1.1": ("t5", {**SHORT, "activation": "geglu_tanh", "tied_embeddings": False, "decoder_layers": 3}),
+    "t5 grouped": ("t5", {**SHORT, "num_query_groups": 2, "linear_bias": True, "qkv_bias": True, "num_layers": 1}),
+}
+UNLIKE = ("bert untied", "megatron bert", "t5", "t5 v1.1")
+ALL = ((1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 1), (2, 1, 2), (1, 2, 2), (2, 2, 2))
+Found = dict[str, tuple[list[tuple[float, ...]], dict[str, Tensor]]]
+
+
+def _config(name: str, layout: tuple[int, int, int], changes: dict[str, Any]) -> PretrainConfig:
+    family, model = CASES[name]
+    copied = {key: dict(value) if isinstance(value, dict) else value for key, value in changes.items()}
+    decoder = {"decoder_seq_length": DECODER_LENGTH} if family == "t5" else {}
+    return tiny_config(family, layout, train_steps=3, model=dict(model), **decoder, **copied)
+
+
+def _train_all(layout: tuple[int, int, int], names: tuple[str, ...], changes: dict[str, Any]) -> Found:
+    found: Found = {}
+    for name in names:
+        config = _config(name, layout, changes)
+        trainer = new_trainer(config)
+        put_weights(trainer, random_weights(config.model, torch.float64))
+        source, rows, mesh = (
+            EncoderSource(config.model, SEQ_LENGTH, DECODER_LENGTH),
+            config.global_batch_size,
+            trainer.mesh,
+        )
+        ids = step_sample_ids(0, rows, dp_rank=mesh.rank("dp"), dp_size=mesh.size("dp"))
+        batch = read_batch(source, ids, mesh.device)
+        num_tokens = count_loss_tokens(batch, mesh)
+        gradients = batch_gradients(trainer, weigh_pairs(batch, num_tokens, rows), num_tokens)
+        trainer.auxiliary.take()
+        steps = [trainer.train_step(source) for _ in range(2)]
+        losses = [(s.loss_nats, s.gradient_norm, 1.0 + s.auxiliary_loss_nats) for s in steps]
+        found[name] = (losses, gradients)
+    return found
+
+
+def _run(layout: tuple[int, int, int], names: tuple[str, ...] = tuple(CASES), **changes: Any) -> Found:
+    tp, pp, dp = layout
+    parts: list[Found] = run_on_ranks(tp * pp * dp, _train_all, layout, names, changes, timeout_s=300)
+    whole: Found = {}
+    for name in names:
+        curves = [part[name][0] for part in parts]
+        assert all(one == curves[0] for one in curves), f"{name}: ranks report different numbers"
+        whole[name] = (curves[0], {key: g for part in parts for key, g in part[name][1].items()})
+    return whole
+
+
+@cache
+def _reference() -> Found:
+    return _run((1, 1, 1))
+
+
+def _assert_equal(found: Found) -> None:
+    for name, (losses, gradients) in found.items():
+        expected_losses, expected = _reference()[name]
+        assert relative_difference(losses, expected_losses) < 1e-12, name
+        assert gradients.keys() == expected.keys(), name
+        for key, gradient in gradients.items():
+            assert torch.allclose(gradient, expected[key], rtol=0, atol=1e-10), f"{name}: {key}"
+
+
+@pytest.mark.parametrize("layout", ALL[1:], ids=str)
+def test_every_encoder_has_the_same_losses_and_gradients_at_every_layout(layout: tuple[int, int, int]) -> None:
+    _assert_equal(_run(layout))
+
+
+@pytest.mark.parametrize(
+    ("layout", "changes"),
+    [
+        ((1, 1, 1), {"recompute": "full"}),
+        ((2, 1, 1), {"recompute": "full", "layout_more": {"sequence_parallel": False}}),
+        ((2, 2, 1), {"recompute": "selective", "layout_more": {"sequence_parallel": False}}),
+        ((1, 2, 1), {"recompute": "full", "layout_more": {"pipeline_split": "balanced"}}),
+        ((2, 1, 1), {"recompute": "selective"}),
+        ((1, 1, 2), {"layout_more": {"shard": "parameters"}, "micro_batch_size": 4}),
+        ((2, 1, 2), {"layout_more": {"shard": "none"}, "micro_batch_size": 1}),
+    ],
+    ids=str,
+)
+def test_execution_choices_change_nothing_of_an_encoder(layout: tuple[int, int, int], changes: dict[str, Any]) -> None:
+    _assert_equal(_run(layout, UNLIKE, **changes))
+
+
+def test_interleaved_stages_change_nothing_of_an_encoder() -> None:
+    """Stages of one stack lie on both ranks, two on each."""
+    names = ("t5 v1.1",)
+    found = _run((1, 2, 1), names, layout_more={"virtual_pipeline": 2})
+
+    _assert_equal(found)
