@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from conversion.huggingface_architecture import Architecture, architecture_of
-from conversion.huggingface_encoders import ENCODER_CLASSES, encoder_fields
+from conversion.huggingface_encoders import ENCODER_CLASSES, encoder_fields, implied_token_ids
 from training.model_config import ModelConfig
 
 _CLASS = {
@@ -42,6 +42,7 @@ def to_huggingface(model: ModelConfig, *, dtype: str, token_ids: Mapping[str, An
         "bos_token_id": None,
         "eos_token_id": None,
         **token_ids,
+        **implied_token_ids(model, token_ids),
     }
     if architecture in ENCODER_CLASSES:
         return {**common, "use_cache": architecture == "t5", **encoder_fields(model, architecture)}

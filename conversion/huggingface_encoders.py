@@ -1,5 +1,6 @@
 """BERT, Megatron-BERT, RoBERTa and T5 in `config.json`: which of them a model is, and its fields; no torch."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from training.model_config import ModelConfig
@@ -75,16 +76,21 @@ def _unlike(model: ModelConfig, expected: dict[str, Any]) -> list[str]:
 
 def encoder_fields(model: ModelConfig, architecture: str) -> dict[str, Any]:
     """Fields of `config.json`."""
-    return _t5_fields(model) if architecture == "t5" else _bert_fields(model, architecture)
+    return _t5_fields(model) if architecture == "t5" else _bert_fields(model)
+
+
+def implied_token_ids(model: ModelConfig, token_ids: Mapping[str, Any]) -> dict[str, Any]:
+    """Ids of tokens that follow from the model: RoBERTa's padding, which sets its first position, and T5's start."""
+    if model.is_encoder_decoder:
+        return {"decoder_start_token_id": token_ids.get("eos_token_id") or 0}
+    return {"pad_token_id": model.position_offset - 1} if model.position_offset else {}
 
 
 def _plain(activation: str) -> str:
     return "gelu_new" if activation == "gelu_tanh" else activation
 
 
-def _bert_fields(model: ModelConfig, architecture: str) -> dict[str, Any]:
-    # RoBERTa derives the first position from the id of padding.
-    padding = {"pad_token_id": model.position_offset - 1} if architecture == "roberta" else {}
+def _bert_fields(model: ModelConfig) -> dict[str, Any]:
     return {
         "num_hidden_layers": model.num_layers,
         "hidden_size": model.hidden_size,
@@ -98,7 +104,6 @@ def _bert_fields(model: ModelConfig, architecture: str) -> dict[str, Any]:
         "attention_probs_dropout_prob": 0.0,
         "position_embedding_type": "absolute",
         "is_decoder": False,
-        **padding,
     }
 
 
@@ -117,7 +122,6 @@ def _t5_fields(model: ModelConfig) -> dict[str, Any]:
         "feed_forward_proj": _GATES.get(model.activation, _plain(model.activation)),
         "dropout_rate": model.dropout,
         "is_encoder_decoder": True,
-        "decoder_start_token_id": 0,
     }
 
 

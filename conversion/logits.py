@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from contracts.errors import ConfigError
 from conversion.catalogue import Checkpoint
+from conversion.huggingface_encoders import ENCODER_CLASSES
+from conversion.huggingface_files import CONFIG, read_json
 from training.config import LayoutConfig, ModelConfig
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ def max_logit_difference(source: Checkpoint, target: Checkpoint) -> float:
     length = min(_LENGTH, model.max_position_embeddings)
     generator = torch.Generator().manual_seed(_SEED)
     tokens = torch.randint(0, model.vocab_size or 1, (_ROWS, length), generator=generator)
+    if not model.causal:  # transformers takes RoBERTa's id of padding, 1, for no token
+        tokens = tokens.clamp(min=2)
     first, second = (logits_of(checkpoint, tokens) for checkpoint in (source, target))
     return float((first - second).abs().max())
 
@@ -61,8 +65,10 @@ def _by_transformers(folder: Path, tokens: "Tensor") -> "Tensor":
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
+    config = read_json(folder / CONFIG)
     # Only the safetensors in this folder are read, and no code that it may bring along.
-    model = transformers.AutoModelForCausalLM.from_pretrained(
+    kind = ENCODER_CLASSES.get(str(config.get("model_type")), "AutoModelForCausalLM")
+    model = getattr(transformers, kind).from_pretrained(
         folder,
         dtype=torch.float32,
         attn_implementation="eager",
@@ -70,8 +76,10 @@ def _by_transformers(folder: Path, tokens: "Tensor") -> "Tensor":
         trust_remote_code=False,
         use_safetensors=True,
     )
+    told = {"decoder_input_ids": tokens} if config.get("is_encoder_decoder") else {}
     with torch.no_grad():
-        logits: Tensor = model.eval()(tokens).logits
+        out = model.eval()(tokens, **told)
+    logits: Tensor = out.prediction_logits if hasattr(out, "prediction_logits") else out.logits
     return logits.float()
 
 
@@ -82,7 +90,9 @@ def _by_ourselves(folder: Path, tokens: "Tensor") -> "Tensor":
 
     with _one_rank():
         mesh = build_mesh(LayoutConfig())
-        return Scorer(load_model(folder, mesh), mesh).logits(tokens)
+        stages = load_model(folder, mesh)
+        told = {"decoder_inputs": tokens} if stages[0].model.is_encoder_decoder else {}
+        return Scorer(stages, mesh).logits(tokens, told)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from contracts.errors import InputError
+from contracts.errors import ConfigError, InputError
 from contracts.json_text import parse_json
 from contracts.progress import Progress
 from evaluation.rows import Rows, RowScores
@@ -69,7 +69,7 @@ def score_rows(
         averaged: Score with the moving average of the weights, which the checkpoint must have.
 
     Raises:
-        ConfigError: CUDA is asked for, and there are fewer devices than ranks.
+        ConfigError: CUDA is asked for, and there are fewer devices than ranks; or the model is not causal.
         InputError: A row is longer than the model's positions, or holds a token it does not know.
         ShardlineError: A rank failed; the message names its log.
     """
@@ -128,6 +128,12 @@ def _evaluable(layout: LayoutConfig, longest: int, model: ModelConfig) -> Layout
 
 
 def _check(model: ModelConfig, rows: Rows, longest: int) -> None:
+    if not model.causal:
+        raise ConfigError(
+            f"a model of family {model.family} sees whole rows, so it gives no probability of a text token by token. "
+            "Its validation loss stands in the run's metrics (valid_loss_nats); reshape --to huggingface makes it a "
+            "folder for fine-tuning."
+        )
     if model.position == "learned" and longest > model.max_position_embeddings:
         raise InputError(
             f"a row feeds {longest} tokens, and the model has {model.max_position_embeddings} learned positions. "

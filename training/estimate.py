@@ -107,9 +107,9 @@ def estimate(config: PretrainConfig) -> Estimate:
     dp = layout.data_parallel
     sharded = 1 if layout.shard == "none" else dp
     # Parameters are gathered for a pass; with shard: parameters only about a block at a time is.
-    gathered = here // max(1, model.num_layers // layout.pipeline_parallel) if layout.shard == "parameters" else here
+    gathered = here // max(1, model.total_layers // layout.pipeline_parallel) if layout.shard == "parameters" else here
     accumulated = 0 if layout.shard in ("gradients", "parameters") else here
-    flops = step_flops_per_token(model, config.seq_length)
+    flops = step_flops_per_token(model, config.seq_length, config.decoder_length or None)
     tokens = config.train_samples * config.seq_length
     ranks, passes = layout.pipeline_parallel, config.num_micro_batches
     parameters, states = parameter_count(model), _optimizer_numbers(config)

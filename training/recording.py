@@ -76,7 +76,7 @@ class _Lines:
         self.trainer = trainer
         self.peak = peak
         self.seq_length = config.seq_length
-        self.flops_per_token = step_flops_per_token(config.model, config.seq_length)
+        self.flops_per_token = step_flops_per_token(config.model, config.seq_length, config.decoder_length or None)
         self.writer = MetricsWriter(output / METRICS, after_step=trainer.step)
         self.since_s, self.since_samples = 0.0, trainer.consumed_samples
         self.tokens_per_s: float | None = None
@@ -111,6 +111,8 @@ class _Lines:
             more["batch_samples"] = step.batch_samples
         if trainer.config.model.moe is not None:
             more["auxiliary_loss_nats"] = step.auxiliary_loss_nats
+        if trainer.config.model.pair_head:
+            more["pair_loss_nats"] = step.auxiliary_loss_nats
         if step.loss_scale is not None:
             more["loss_scale"] = step.loss_scale
         if trainer.skipped_steps:

@@ -120,9 +120,19 @@ def _index(settings: PretrainConfig, inputs: Mapping[str, Artifact], workspace: 
         test_samples=0,
         seed=settings.seed,
         split=settings.split,
+        **_objective(settings),
     )
     store = ArtifactStore(workspace.store.root)  # the index has its own name, whatever --output says
     return INDEX.run(config, inputs=inputs, store=store, progress=workspace.progress)
+
+
+def _objective(settings: PretrainConfig) -> dict[str, Any]:
+    """What samples are for, as the model's family needs it."""
+    if settings.model.is_encoder_decoder:
+        return {"objective": "t5", "t5": settings.t5_objective}
+    if not settings.model.causal:
+        return {"objective": "bert", "bert": settings.bert_objective}
+    return {} if settings.fim is None else {"objective": "fim", "fim": settings.fim}
 
 
 def _newest_checkpoint(workspace: Workspace) -> StepFolder | None:
@@ -223,7 +233,7 @@ def _summary(settings: PretrainConfig, index: Artifact, workspace: Workspace) ->
         "parameters": parameter_count(settings.model),
         "vocab_size": settings.model.vocab_size,
         "seq_length": settings.seq_length,
-        "flops_per_token": step_flops_per_token(settings.model, settings.seq_length),
+        "flops_per_token": step_flops_per_token(settings.model, settings.seq_length, settings.decoder_length or None),
         "model": settings.model.model_dump(mode="json"),
         "layout": settings.layout.model_dump(mode="json"),
         "index": index.path.name,

@@ -10,6 +10,7 @@ from ranks import run_on_ranks
 from whole_checkpoint import whole_tensors
 
 from contracts.errors import ConfigError, InputError
+from contracts.json_text import parse_json
 from conversion.catalogue import equal_bits
 from conversion.inspection import compare_checkpoints
 from conversion.logits import logits_of
@@ -30,6 +31,13 @@ FAMILIES = {
     "neox": random_model("neox"),
     "mixtral": random_model("mixtral", moe={"num_experts": 4}),
     "qwen3-experts": random_model("qwen3_moe", moe={"num_experts": 4, "top_k": 2, "ffn_hidden_size": 24}),
+}
+ENCODERS = {
+    "bert": random_model("bert"),
+    "megatron-bert": random_model("bert", norm_position="pre", activation="gelu_tanh"),
+    "roberta": random_model("roberta"),
+    "t5": random_model("t5", head_dim=16, decoder_layers=1),
+    "t5 v1.1": random_model("t5", activation="geglu_tanh", tied_embeddings=False),
 }
 
 
@@ -57,9 +65,25 @@ def test_an_export_loads_in_transformers_with_our_logits(tmp_path, name):
     torch.testing.assert_close(our_logits(source, tokens), theirs, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ENCODERS)
+def test_an_exported_encoder_loads_in_transformers_with_our_logits(tmp_path, name):
+    source = write_random(tmp_path / "source", ENCODERS[name])
+    exported = convert(source, tmp_path / "exported", to="huggingface")
+    config = parse_json((exported.path / "config.json").read_text())
+    kind = getattr(transformers, config["architectures"][0])
+
+    _, report = kind.from_pretrained(exported.path, output_loading_info=True)
+    tokens = torch.randint(2, 100, (2, 32), generator=torch.Generator().manual_seed(1))
+
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    theirs = logits_of(open_checkpoint(exported.path), tokens)
+    torch.testing.assert_close(our_logits(source, tokens), theirs, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *ENCODERS])
 def test_huggingface_to_native_to_huggingface_gives_the_same_bits(tmp_path, name):
-    first = convert(write_random(tmp_path / "source", FAMILIES[name]), tmp_path / "first", to="huggingface")
+    model = {**FAMILIES, **ENCODERS}[name]
+    first = convert(write_random(tmp_path / "source", model), tmp_path / "first", to="huggingface")
     native = convert(first, tmp_path / "native", tensor_parallel=2, data_parallel=2)
 
     second = convert(native, tmp_path / "second", to="huggingface")
