@@ -19,7 +19,7 @@ PATHS: dict[str, tuple[str, ...]] = {
     "split": ("dataset",),
     "import": ("sources", "tokenizer"),
     "index": ("datasets",),
-    "pretrain": ("datasets",),
+    "pretrain": ("datasets", "valid_sets"),
     "reshape": ("checkpoint",),
     "evaluate": ("checkpoint", "data"),
 }
@@ -43,6 +43,10 @@ def with_absolute_paths(document: Document, folder: Path, dotted: Iterable[str])
                 place[key] = _absolute(value, folder)
             elif isinstance(value, list):
                 place[key] = [_absolute(item, folder) if isinstance(item, str) else item for item in value]
+            elif isinstance(value, dict):
+                place[key] = {
+                    n: _absolute(item, folder) if isinstance(item, str) else item for n, item in value.items()
+                }
     return Document(data, document.source, document.lines, document.origins)
 
 

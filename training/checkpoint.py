@@ -36,6 +36,7 @@ from training.parameters import OPTIMIZER_PREFIX, stored_parameters
 from training.safe_pickle import read_dcp_metadata
 from training.step_folders import (
     MANIFEST,
+    TOKENS_KEY,
     CheckpointInfo,
     list_checkpoints,
     read_info,
@@ -131,6 +132,8 @@ def save_checkpoint(trainer: Trainer, root: Path, *, keep_last: int) -> Path:
 def _more_facts(trainer: Trainer) -> dict[str, Any]:
     optimizer, state = trainer.config.optimizer, trainer.extra_state()
     facts = described(optimizer.kind, has_ema=optimizer.ema_decay is not None)
+    if trainer.config.phases:
+        facts[TOKENS_KEY] = trainer.config.curriculum.tokens_after(trainer.consumed_samples)
     return facts | ({TRAINER_KEY: state} if state else {})
 
 

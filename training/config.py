@@ -5,6 +5,7 @@ parallelism are part of a run's identity, since its checkpoints are cut by them;
 virtual stages, splits, micro-batch size and recomputation are not, because the global batch fixes the result.
 """
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
@@ -13,6 +14,7 @@ from pydantic import Field, PositiveInt, model_validator
 from contracts.configuration import Settings, added, execution
 from preprocessing.config import Split
 from preprocessing.samples.objectives import BertConfig, FimConfig, T5Config
+from training.curriculum import Curriculum, PhaseConfig
 from training.layout_config import LayoutConfig as LayoutConfig
 from training.layout_config import check_layout as check_layout
 from training.layout_config import multiples
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 Precision = Literal["float32", "bf16", "fp16", "float64"]
 DeviceSetting = Literal["auto", "cpu", "cuda"]
 
+_SET_NAME = re.compile(r"[A-Za-z0-9_-]+")
 IGNORE_INDEX = -100  # label of a position that gives no loss and no score, as in torch
 
 
@@ -40,6 +43,8 @@ class PretrainConfig(Settings):
         "sequence_length": "seq_length",
         "fp16": "precision",
         "bf16": "precision",
+        "eval_interval": "valid_interval",
+        "eval_iters": "valid_batches",
     }
 
     model: ModelConfig = Field(default_factory=ModelConfig, description="The model.")
@@ -66,6 +71,11 @@ class PretrainConfig(Settings):
     decoder_seq_length: PositiveInt | None = added(
         None,
         description="Tokens of a decoder's row. Default: what rows of seq_length need, up to a multiple of 16.",
+    )
+    phases: tuple[PhaseConfig, ...] = added(
+        (),
+        description="Mixtures and row lengths that change on the way, such as [{steps: 1000, seq_length: 512}, {}]; "
+        "seq_length is then the longest. No sample is repeated or lost.",
     )
     reset_position_ids: bool = added(False, description="Positions count from 0 in every document of a row.")
     reset_attention_mask: bool = added(False, description="Tokens see only the document of the row that they are in.")
@@ -95,7 +105,18 @@ class PretrainConfig(Settings):
         None, description="Share of each dataset in a blend; default: by their sizes."
     )
     datasets: tuple[str, ...] = execution((), description="Dataset artifacts, when not given as inputs.")
-    valid_batches: int = Field(4, ge=0, description="Global batches of the validation loss at the end; 0 is off.")
+    valid_batches: int = Field(
+        4, ge=0, description="Global batches of a validation loss, the same ones every time; 0 is off."
+    )
+    valid_full: bool = added(False, description="Validate on all samples there are, in place of valid_batches.")
+    valid_interval: int = execution(
+        0, ge=0, description="Steps between validation losses while training; 0 validates at the end only."
+    )
+    valid_sets: dict[str, str] = execution(
+        {},
+        description="More validation sets: name to dataset artifact or .bin/.idx prefix, such as {wiki: data/wiki}; "
+        "each has a line valid_loss_nats/NAME.",
+    )
     checkpoint_interval: PositiveInt = execution(100, description="Steps between checkpoints.")
     keep_last: PositiveInt = execution(2, description="Checkpoints kept while training; the last one always is.")
     log_interval: PositiveInt = execution(1, description="Steps between lines of metrics.jsonl.")
@@ -122,10 +143,15 @@ class PretrainConfig(Settings):
     @model_validator(mode="after")
     def _check(self) -> Self:
         self._check_objective()
-        check_layout(
-            self.model, self.layout, seq_length=self.seq_length, decoder_seq_length=self.decoder_length or None
-        )
+        curriculum = self.curriculum
+        for length in sorted({phase.seq_length for phase in curriculum.phases}):
+            check_layout(self.model, self.layout, seq_length=length, decoder_seq_length=self.decoder_length or None)
         self._check_batch()
+        if self.rampup_batch_size is not None and any(phase.parts > 1 for phase in curriculum.phases):
+            raise ValueError("rampup_batch_size does not go with shorter rows in phases: a batch must keep its rows.")
+        for name in self.valid_sets:
+            if not _SET_NAME.fullmatch(name):
+                raise ValueError(f"valid_sets: {name!r} is no name. Use letters, digits, - and _.")
         model = self.model
         if self.seq_length > model.max_position_embeddings:
             raise ValueError(
@@ -208,6 +234,8 @@ class PretrainConfig(Settings):
         for name, needed in (("fim", "causal"), ("bert", "bert"), ("t5", "t5")):
             if getattr(self, name) is not None and kind != needed:
                 raise ValueError(f"{name} does not go with model.family: {model.family}. Leave {name} out.")
+        if kind != "causal" and any(phase.seq_length not in (None, self.seq_length) for phase in self.phases):
+            raise ValueError(f"rows of model.family: {model.family} have one length; leave seq_length out of phases.")
         if kind != "causal" and self.sees_documents:
             raise ValueError(
                 "reset_position_ids, reset_attention_mask and eod_mask_loss are for causal models; rows of "
@@ -280,8 +308,26 @@ class PretrainConfig(Settings):
         return self.global_batch_size // (self.micro_batch_size * self.layout.data_parallel)
 
     @property
+    def curriculum(self) -> Curriculum:
+        """Which samples of the index the rows of the run are."""
+        return Curriculum(self)
+
+    @property
+    def validates(self) -> bool:
+        """There is a validation loss."""
+        return self.valid_batches > 0 or self.valid_full
+
+    def valid_rows(self, available: int) -> int:
+        """Rows of a validation set that a loss is taken over, when there are so many."""
+        return available if self.valid_full else min(available, self.valid_batches * self.global_batch_size)
+
+    def is_valid_step(self, step: int) -> bool:
+        """A validation loss is due behind a step before the last."""
+        return self.valid_interval > 0 and step % self.valid_interval == 0
+
+    @property
     def train_samples(self) -> int:
-        """Samples of the whole run."""
+        """Rows of the whole run."""
         return self.samples_after(self.train_steps)
 
     def samples_after(self, step: int) -> int:

@@ -6,7 +6,7 @@ In: a job file that the stage wrote. Out, from rank 0: `metrics.jsonl`, step fol
 
 import json
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -33,7 +33,7 @@ class Job:
         index: Folder of the index artifact.
         resume_from: Step folder to go on from; None starts from the seed.
         stop_file: When it appears, the run saves and ends.
-        has_validation: The index has validation samples.
+        validation: Name to index and split of every validation set; the run's own has the name "".
     """
 
     config: dict[str, Any]
@@ -41,7 +41,7 @@ class Job:
     index: str
     resume_from: str | None
     stop_file: str
-    has_validation: bool
+    validation: dict[str, tuple[str, str]]
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
@@ -83,17 +83,17 @@ def main(arguments: list[str]) -> None:
     train(Job.read(Path(arguments[0])), _open_samples)
 
 
-def _open_samples(job: Job, split: str) -> "Source":
+def _open_samples(job: Job, index: str, split: str) -> "tuple[Source, int]":
     from training.rows import open_rows
 
-    return open_rows(PretrainConfig.model_validate(job.config), Path(job.index), split)
+    return open_rows(PretrainConfig.model_validate(job.config), Path(index), split)
 
 
-def train(job: Job, open_samples: Callable[[Job, str], "Source"]) -> None:
+def train(job: Job, open_samples: Callable[[Job, str, str], "tuple[Source, int]"]) -> None:
     """Join the other ranks, train until the last step or a request to stop, and leave a checkpoint.
 
     Args:
-        open_samples: Opens the samples of a split ("train", "valid") of the job's index.
+        open_samples: Opens the samples of a split ("train", "valid") of an index; returns them and their number.
     """
     config = PretrainConfig.model_validate(job.config)
     import torch.distributed as dist
@@ -111,29 +111,32 @@ def train(job: Job, open_samples: Callable[[Job, str], "Source"]) -> None:
     trainer = Trainer(config, mesh)
     if job.resume_from is not None:
         load_checkpoint(trainer, Path(job.resume_from))
-    train_source = open_samples(job, "train")
-    valid_source = open_samples(job, "valid") if job.has_validation else None
-    result = run(trainer, job, train_source, valid_source)
+    train_source, _ = open_samples(job, job.index, "train")
+    valid_sources = {name: open_samples(job, *where) for name, where in job.validation.items()}
+    result = run(trainer, job, train_source, valid_sources)
     if dist.get_rank() == 0:
         (Path(job.output) / "logs" / "result.json").write_text(json.dumps(asdict(result)), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()
 
 
-def run(trainer: "Trainer", job: Job, train_source: "Source", valid_source: "Source | None") -> Result:
+def run(
+    trainer: "Trainer", job: Job, train_source: "Source", valid_sources: "Mapping[str, tuple[Source, int]]"
+) -> Result:
     """Train to the end or to a request to stop, saving on the way; every rank calls it."""
     import torch.distributed as dist
 
     from training.checkpoint import roll_back, save_checkpoint
     from training.recording import RunRecord
-    from training.validation import validation_loss
+    from training.validation import validation_losses
 
     config, output = trainer.config, Path(job.output)
     record = RunRecord(trainer, train_source, output)
     beat = Beat()
     request = _StopRequest(Path(job.stop_file), looks=dist.get_rank() == 0)
     step: StepResult | None = None
-    valid_loss: float | None = None
+    valid_losses: dict[str, float] = {}
+    valid_rows = {name: (source, config.valid_rows(size)) for name, (source, size) in valid_sources.items()}
     if config.stability.rolls_back and trainer.step == 0:
         save_checkpoint(trainer, output, keep_last=config.keep_last)  # what the first steps can go back to
     while trainer.step < config.train_steps:
@@ -144,10 +147,11 @@ def run(trainer: "Trainer", job: Job, train_source: "Source", valid_source: "Sou
         if step.outcome == "roll_back":
             step = replace(step, reason=f"{step.reason}; the weights are those of {roll_back(trainer, output)} again")
         is_end = trainer.step == config.train_steps
-        if is_end and valid_source is not None:
+        valid_losses = {}
+        if valid_rows and (is_end or config.is_valid_step(trainer.step)):
             beat("validating")
-            valid_loss = validation_loss(trainer, valid_source)
-        record.write(step, valid_loss)
+            valid_losses = validation_losses(trainer, valid_rows)
+        record.write(step, valid_losses)
         # After the record: a step that is saved is never done again, so its line must be there.
         if is_end or step.stop_requested or trainer.step % config.checkpoint_interval == 0:
             beat(f"saving step {trainer.step}")
@@ -156,6 +160,7 @@ def run(trainer: "Trainer", job: Job, train_source: "Source", valid_source: "Sou
             if dist.get_rank() == 0:
                 tell(f"saved step {trainer.step} of {config.train_steps}")
             break
+    valid_loss = valid_losses.get("valid_loss_nats")
     return Result(trainer.step, step.loss_nats if step else None, valid_loss, record.close())
 
 

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch.distributed as dist
@@ -49,15 +50,14 @@ class RunRecord:
         if self.subsets is not None and self._is_logged:
             self._more = self.subsets.end(step.consumed_samples - step.batch_samples, step.batch_samples)
 
-    def write(self, step: StepResult, valid_loss: float | None) -> None:
+    def write(self, step: StepResult, valid_losses: Mapping[str, float]) -> None:
         """Write the step's line where one is due; a step without update always has one."""
         if self.lines is None:
             return
         if step.outcome != "updated":
             tell(f"step {step.step} made no update: {step.reason}")
-        if self._is_logged or step.outcome != "updated":
-            valid = {} if valid_loss is None else {"valid_loss_nats": valid_loss}
-            self.lines.write(step, self._training_s, {**self._more, **valid})
+        if self._is_logged or valid_losses or step.outcome != "updated":
+            self.lines.write(step, self._training_s, {**self._more, **valid_losses})
 
     def close(self) -> float | None:
         """End the record; returns the rate of the last line in tokens per second, on rank 0."""
@@ -75,23 +75,24 @@ class _Lines:
         config = trainer.config
         self.trainer = trainer
         self.peak = peak
-        self.seq_length = config.seq_length
-        self.flops_per_token = step_flops_per_token(config.model, config.seq_length, config.decoder_length or None)
+        self.curriculum = config.curriculum
         self.writer = MetricsWriter(output / METRICS, after_step=trainer.step)
         self.since_s, self.since_samples = 0.0, trainer.consumed_samples
         self.tokens_per_s: float | None = None
 
     def write(self, step: StepResult, training_s: float, extra: dict[str, float]) -> None:
         """Write a line; rates are means since the line before, without the time of saving and validating."""
-        tokens = (step.consumed_samples - self.since_samples) * self.seq_length
-        rate = tokens / (training_s - self.since_s)
+        tokens = self.curriculum.tokens_after(step.consumed_samples)
+        rate = (tokens - self.curriculum.tokens_after(self.since_samples)) / (training_s - self.since_s)
         self.since_s, self.since_samples, self.tokens_per_s = training_s, step.consumed_samples, rate
-        flops = rate * self.flops_per_token
+        config = self.trainer.config
+        length = self.curriculum.phase_at(step.consumed_samples - 1).seq_length
+        flops = rate * step_flops_per_token(config.model, length, config.decoder_length or None)
         self.writer.write(
             step.step,
             **_finite(loss_nats=step.loss_nats, gradient_norm=step.gradient_norm),
             learning_rate=step.learning_rate,
-            tokens=step.consumed_samples * self.seq_length,
+            tokens=tokens,
             tokens_per_s=rate,
             model_flops_per_s=flops,
             matmul_peak_share=flops / (self.peak * self.trainer.config.layout.world_size),
@@ -107,6 +108,8 @@ class _Lines:
     def _when_it_matters(self, step: StepResult) -> dict[str, float | str]:
         """Fields that only some lines have."""
         trainer, more = self.trainer, dict[str, float | str]()
+        if len(self.curriculum.phases) > 1:
+            more["seq_length"] = self.curriculum.phase_at(step.consumed_samples - 1).seq_length
         if trainer.config.rampup_batch_size is not None:
             more["batch_samples"] = step.batch_samples
         if trainer.config.model.moe is not None:

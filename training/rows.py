@@ -1,58 +1,109 @@
 """Rows of a training run from prepared samples: what the model reads, what it is to say, where documents end.
 
-In: samples of `preprocessing`, settings. Out: a `Source`. Letters: n rows, s tokens of a row.
+In: samples of `preprocessing`, settings. Out: a `Source`. Never imports torch. Letters: n rows, s tokens of a row.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from contracts.errors import ConfigError
+from preprocessing.dataset.token_dataset import TokenDataset
 from preprocessing.samples.bert import NO_LABEL, BertSamples
-from preprocessing.samples.gpt import GPTSamples
+from preprocessing.samples.fim import FimSamples
+from preprocessing.samples.gpt import DocumentSamples, DocumentSpan, GPTSamples
 from preprocessing.samples.opening import open_causal_samples, open_samples
 from preprocessing.samples.t5 import T5Samples
 from training.config import IGNORE_INDEX, PretrainConfig
-from training.data import Source
+from training.curriculum import Curriculum
+
+if TYPE_CHECKING:
+    from training.data import Source
 
 PADDING = -1  # number of the document of padding, which no token sees
 Ids = Sequence[int] | npt.NDArray[Any]
 
 
-def open_rows(config: PretrainConfig, index: Path, split: str) -> Source:
+def open_rows(config: PretrainConfig, index: Path, split: str) -> "tuple[Source, int]":
     """Open the rows of one split of an index, as the run's settings want them.
+
+    Returns:
+        The rows, and how many samples the index has.
 
     Raises:
         ConfigError: The index was built for another kind of model, or does not tell documents apart.
     """
     if not config.model.causal:
         return _open_encoder_rows(config, index, split)
-    samples = open_causal_samples(index, split)
+    opened = open_causal_samples(index, split)
+    samples = CurriculumSamples(opened, config.curriculum) if split == "train" and config.phases else opened
     if not config.sees_documents:
         source: Source = samples
-        return source
-    if not isinstance(samples, GPTSamples):
+        return source, len(opened)
+    if not isinstance(opened, GPTSamples) or isinstance(samples, FimSamples):
         raise ConfigError(
             f"{index} has samples whose tokens do not stand in the order of their documents; "
             "reset_position_ids, reset_attention_mask and eod_mask_loss need plain causal samples."
         )
-    return DocumentRows(
+    documents = DocumentRows(
         samples,
         resets_positions=config.reset_position_ids,
         resets_attention=config.reset_attention_mask,
         masks_ends=config.eod_mask_loss,
     )
+    return documents, len(opened)
 
 
-def _open_encoder_rows(config: PretrainConfig, index: Path, split: str) -> Source:
+class CurriculumSamples:
+    """The rows of a run in phases: row numbers of the run to samples of the index and their parts.
+
+    Rows that are read together must be of one length, as those of a global batch are.
+    """
+
+    def __init__(self, samples: GPTSamples | FimSamples, curriculum: Curriculum) -> None:
+        self.samples, self.curriculum = samples, curriculum
+        self.datasets: Sequence[TokenDataset] = samples.datasets if isinstance(samples, GPTSamples) else ()
+
+    def tokens(self, sample_ids: Ids) -> npt.NDArray[Any]:
+        """Return (n, s + 1), int64; s is the row length of the phase."""
+        places = [self.curriculum.place(int(row)) for row in sample_ids]
+        length = self.curriculum.phase_at(int(sample_ids[0])).seq_length
+        whole = self.samples.tokens([sample for sample, _ in places])
+        if whole.shape[1] == length + 1:
+            return whole
+        return np.stack([row[part * length :][: length + 1] for row, (_, part) in zip(whole, places, strict=True)])
+
+    def documents_of(self, sample: int) -> list[DocumentSpan]:
+        """Say which parts of which documents a row holds, in order; together s + 1 tokens."""
+        if not isinstance(self.samples, GPTSamples):
+            raise TypeError("these samples do not stand in the order of their documents")
+        number, part = self.curriculum.place(sample)
+        length = self.curriculum.phase_at(sample).seq_length
+        return _cut(self.samples.documents_of(number), part * length, part * length + length + 1)
+
+
+def _cut(spans: Sequence[DocumentSpan], first: int, stop: int) -> list[DocumentSpan]:
+    """Return what stands in tokens [first, stop) of a sample."""
+    found, begin = [], 0
+    for span in spans:
+        skipped, end = max(0, first - begin), min(span.length, stop - begin)
+        if end > skipped:
+            found.append(replace(span, offset=span.offset + skipped, length=end - skipped))
+        begin += span.length
+    return found
+
+
+def _open_encoder_rows(config: PretrainConfig, index: Path, split: str) -> "tuple[Source, int]":
     samples = open_samples(index, split)
     if config.model.is_encoder_decoder and isinstance(samples, T5Samples):
-        return SpanRows(samples, config.seq_length, config.decoder_length)
+        return SpanRows(samples, config.seq_length, config.decoder_length), len(samples)
     if not config.model.is_encoder_decoder and isinstance(samples, BertSamples):
-        return MaskedRows(samples, has_types=config.model.token_types > 1, has_pairs=config.model.pair_head)
+        rows = MaskedRows(samples, has_types=config.model.token_types > 1, has_pairs=config.model.pair_head)
+        return rows, len(samples)
     needed = "t5" if config.model.is_encoder_decoder else "bert"
     raise ConfigError(
         f"{index} is no index of {needed} samples, which model.family: {config.model.family} needs. "
@@ -131,7 +182,7 @@ class DocumentRows:
     """
 
     def __init__(
-        self, samples: GPTSamples, *, resets_positions: bool, resets_attention: bool, masks_ends: bool
+        self, samples: DocumentSamples, *, resets_positions: bool, resets_attention: bool, masks_ends: bool
     ) -> None:
         self.samples = samples
         self.resets_positions, self.resets_attention, self.masks_ends = resets_positions, resets_attention, masks_ends

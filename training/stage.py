@@ -52,9 +52,10 @@ def pretrain(settings: PretrainConfig, inputs: Mapping[str, Artifact], workspace
     latest = _newest_checkpoint(workspace)
     _check_batches(settings, latest)
     index = _index(settings, inputs, workspace)
+    validation = _validation(settings, inputs, index, workspace)
     _copy_tokenizer(datasets, workspace.path)
     if latest is None or latest.step < settings.train_steps:
-        _train(settings, index, latest, workspace)
+        _train(settings, index, validation, latest, workspace)
     return _summary(settings, index, workspace)
 
 
@@ -98,7 +99,7 @@ def _with_vocabulary(settings: PretrainConfig, datasets: list[Artifact]) -> Pret
 
 
 def _has_validation(settings: PretrainConfig) -> bool:
-    return settings.valid_batches > 0 and parse_split(settings.split)[1] is not None
+    return settings.validates and parse_split(settings.split)[1] is not None
 
 
 def _copy_tokenizer(datasets: list[Artifact], folder: Path) -> None:
@@ -109,20 +110,63 @@ def _copy_tokenizer(datasets: list[Artifact], folder: Path) -> None:
 
 
 def _index(settings: PretrainConfig, inputs: Mapping[str, Artifact], workspace: Workspace) -> Artifact:
-    from preprocessing.stages import INDEX
-
-    config = IndexConfig(
-        datasets=() if inputs else settings.datasets,
-        weights=settings.dataset_weights,
+    curriculum = settings.curriculum
+    mixtures = [{"samples": samples, "weights": weights} for samples, weights in curriculum.mixtures]
+    mixture = {"phases": mixtures} if len(mixtures) > 1 else {"weights": mixtures[0]["weights"] if mixtures else None}
+    asked = settings.valid_batches * settings.global_batch_size
+    return _build_index(
+        _datasets_to_index(settings, inputs),
+        inputs,
+        workspace,
+        **mixture,
         seq_length=settings.seq_length,
-        samples=settings.train_samples,
-        valid_samples=settings.valid_batches * settings.global_batch_size if _has_validation(settings) else 0,
+        samples=curriculum.num_samples,
+        valid_samples=asked if _has_validation(settings) and not settings.valid_full else 0,
         test_samples=0,
         seed=settings.seed,
         split=settings.split,
         **_objective(settings),
     )
+
+
+def _validation(
+    settings: PretrainConfig, inputs: Mapping[str, Artifact], index: Artifact, workspace: Workspace
+) -> dict[str, tuple[str, str]]:
+    """Index and split of every validation set by name; the run's own held-out documents have the name ""."""
+    if not settings.validates:
+        return {}
+    same: dict[str, Any] = {"seq_length": settings.seq_length, "seed": settings.seed, "test_samples": 0}
+    same |= _objective(settings)
+    found: dict[str, Artifact] = {}
+    if settings.valid_full and _has_validation(settings):
+        datasets = _datasets_to_index(settings, inputs)
+        found[""] = _build_index(datasets, inputs, workspace, samples=0, split=settings.split, **same)
+    elif _has_validation(settings):
+        found[""] = index
+    _refuse_other_tokenizers(settings, inputs)
+    for name, path in settings.valid_sets.items():
+        found[name] = _build_index((path,), {}, workspace, samples=0, split="0,100,0", **same)
+    return {name: (str(item.path.resolve()), "valid") for name, item in found.items()}
+
+
+def _refuse_other_tokenizers(settings: PretrainConfig, inputs: Mapping[str, Artifact]) -> None:
+    from preprocessing.dataset.token_dataset import TokenDataset, refuse_mixed_tokenizers
+
+    paths = [str(item.path) for item in _datasets(settings, inputs)][:1] + list(settings.valid_sets.values())
+    refuse_mixed_tokenizers([TokenDataset(path) for path in paths])
+
+
+def _datasets_to_index(settings: PretrainConfig, inputs: Mapping[str, Artifact]) -> tuple[str, ...]:
+    return () if inputs else settings.datasets
+
+
+def _build_index(
+    datasets: tuple[str, ...], inputs: Mapping[str, Artifact], workspace: Workspace, **settings: Any
+) -> Artifact:
+    from preprocessing.stages import INDEX
+
     store = ArtifactStore(workspace.store.root)  # the index has its own name, whatever --output says
+    config = IndexConfig.model_validate({"datasets": datasets, **settings})
     return INDEX.run(config, inputs=inputs, store=store, progress=workspace.progress)
 
 
@@ -152,7 +196,13 @@ def _check_batches(settings: PretrainConfig, latest: StepFolder | None) -> None:
         raise ConfigError(str(error)) from error
 
 
-def _train(settings: PretrainConfig, index: Artifact, latest: StepFolder | None, workspace: Workspace) -> None:
+def _train(
+    settings: PretrainConfig,
+    index: Artifact,
+    validation: dict[str, tuple[str, str]],
+    latest: StepFolder | None,
+    workspace: Workspace,
+) -> None:
     logs = workspace.path / LOGS
     logs.mkdir(exist_ok=True)
     job = Job(
@@ -161,7 +211,7 @@ def _train(settings: PretrainConfig, index: Artifact, latest: StepFolder | None,
         index=str(index.path.resolve()),
         resume_from=str(latest.path.resolve()) if latest else None,
         stop_file=str((logs / "stop").resolve()),
-        has_validation=_has_validation(settings),
+        validation=validation,
     )
     job.write(logs / "job.json")
     (logs / "result.json").unlink(missing_ok=True)
@@ -170,6 +220,7 @@ def _train(settings: PretrainConfig, index: Artifact, latest: StepFolder | None,
         f"{parameter_count(settings.model):,} parameters ({settings.model.family}), {layout.world_size} ranks (tensor "
         f"{layout.tensor_parallel} x pipeline {layout.pipeline_parallel} x data {layout.data_parallel}), "
         f"{settings.train_steps} steps of {settings.global_batch_size * settings.seq_length:,} tokens"
+        + (f" at most, in {len(settings.phases)} phases" if len(settings.phases) > 1 else "")
     )
     follower = _Follower(settings, workspace)
     run_ranks(
@@ -240,9 +291,8 @@ def _summary(settings: PretrainConfig, index: Artifact, workspace: Workspace) ->
         "index_fingerprint": index.fingerprint,
         "checkpoint": folder,
     }
-    for key in ("loss_nats", "valid_loss_nats", "tokens_per_s", "model_flops_per_s", "matmul_peak_share"):
-        if key in last:
-            summary[key] = last[key]
+    kept = ("loss_nats", "valid_loss_nats", "tokens_per_s", "model_flops_per_s", "matmul_peak_share")
+    summary |= {key: value for key, value in last.items() if key in kept or key.startswith("valid_loss_nats/")}
     if events := [{key: line[key] for key in ("step", "event", "reason")} for line in lines if "event" in line]:
         summary |= {"skipped_steps": last["skipped_steps"], "roll_backs": last["roll_backs"], "events": events[:100]}
     return summary
@@ -252,15 +302,21 @@ def _raw(settings: PretrainConfig) -> dict[str, str]:
     """Name artifacts given by path by their content."""
     from preprocessing.dataset.token_dataset import artifact_contents
 
-    return artifact_contents(settings.datasets)
+    sets = sorted(settings.valid_sets)
+    contents = artifact_contents([*settings.datasets, *(settings.valid_sets[name] for name in sets)])
+    names = [f"dataset{number}" for number in range(len(settings.datasets))] + [f"valid/{name}" for name in sets]
+    return {name: contents[f"dataset{n}"] for n, name in enumerate(names) if f"dataset{n}" in contents}
 
 
 def _raw_files(settings: PretrainConfig) -> dict[str, Path]:
     from preprocessing.dataset.token_dataset import pair_files
 
     return {
-        f"dataset{number}{name}": file
-        for number, path in enumerate(settings.datasets)
+        f"{label}{name}": file
+        for label, path in [
+            *((f"dataset{number}", path) for number, path in enumerate(settings.datasets)),
+            *((f"valid/{name}", path) for name, path in settings.valid_sets.items()),
+        ]
         for name, file in pair_files(path).items()
     }
 

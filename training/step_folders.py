@@ -19,6 +19,7 @@ from contracts.json_text import parse_json
 
 MANIFEST = "manifest.json"
 NATIVE_FORMAT = "shardline-checkpoint-1"
+TOKENS_KEY = "consumed_tokens"
 TRACKER = "latest_checkpointed_iteration.txt"
 _STEP = re.compile(r"^(?:step-(?P<step>\d+)|iter_(?P<iteration>\d+))$")
 
@@ -53,7 +54,8 @@ class CheckpointInfo:
 
     @property
     def consumed_tokens(self) -> int:
-        return self.consumed_samples * self.seq_length
+        tokens = self.extra.get(TOKENS_KEY)  # of a run whose rows had several lengths
+        return tokens if isinstance(tokens, int) else self.consumed_samples * self.seq_length
 
     def to_json(self) -> str:
         data = {"format": NATIVE_FORMAT, **asdict(self), "consumed_tokens": self.consumed_tokens}

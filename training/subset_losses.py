@@ -9,7 +9,7 @@ from contracts.errors import ConfigError
 from preprocessing.samples.gpt import GPTSamples
 from training.config import IGNORE_INDEX
 from training.data import Source
-from training.rows import DocumentRows
+from training.rows import CurriculumSamples, DocumentRows
 from training.trainer import Trainer
 
 
@@ -21,14 +21,14 @@ class SubsetLosses:
     """
 
     def __init__(self, trainer: Trainer, source: Source) -> None:
-        if isinstance(source, DocumentRows):
-            source = source.samples
-        if not isinstance(source, GPTSamples):
+        samples = source.samples if isinstance(source, DocumentRows) else source
+        plain = samples.samples if isinstance(samples, CurriculumSamples) else samples
+        if not isinstance(samples, GPTSamples | CurriculumSamples) or not isinstance(plain, GPTSamples):
             raise ConfigError("subset_losses needs samples whose tokens stand in the order of their documents.")
-        self.trainer, self.samples = trainer, source
+        self.trainer, self.samples = trainer, samples
         mesh = trainer.mesh
         self.has_losses = mesh.is_last_stage and mesh.rank("tp") == 0
-        tables = [dataset.document_subsets() for dataset in source.datasets]
+        tables = [dataset.document_subsets() for dataset in plain.datasets]
         self.names = sorted({name for _, names in tables for name in names})
         place = {name: n for n, name in enumerate(self.names)}
         self.codes = [np.array([place[name] for name in names])[codes] for codes, names in tables]
@@ -46,7 +46,8 @@ class SubsetLosses:
             share = rows // mesh.size("dp")
             first = consumed_before + mesh.rank("dp") * share
             subsets = torch.from_numpy(np.stack([self._label_subsets(n) for n in range(first, first + share)]))
-            size, length = self.trainer.config.micro_batch_size, self.trainer.config.seq_length
+            config = self.trainer.config
+            size, length = config.micro_batch_size, config.curriculum.phase_at(consumed_before).seq_length
             losses = torch.cat([part.view(length, size).t() for part in kept]).cpu().double()
             counts = losses != IGNORE_INDEX
             sums[0].index_add_(0, subsets[counts], losses[counts])

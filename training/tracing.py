@@ -1,16 +1,21 @@
 """From an optimizer step back to the documents that the model saw in it. Never imports torch."""
 
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from contracts.artifact import Artifact
 from contracts.errors import InputError, ShardlineError
 from contracts.store import ArtifactStore
+from training.config import PretrainConfig
 from training.schedules import step_samples
+
+if TYPE_CHECKING:
+    pass
 
 
 def samples_of_step(run: Artifact, step: int) -> range:
-    """Numbers of the samples of one step of a run: the data position is the consumed samples, at any layout.
+    """Numbers of the rows of one step of a run: the data position is the rows used before it, at any layout.
 
     Args:
         step: From 1.
@@ -26,16 +31,23 @@ def trace_samples_of(
     """Say which parts of which source records training samples hold, in the order of their tokens.
 
     Returns:
-        For each part: sample, file, record (1-based line), subset, offset and length in tokens of the
+        For each part: sample (the row), file, record (1-based line), subset, offset and length in tokens of the
         document, document; and text, when asked for.
 
     Raises:
         InputError: The run's index or datasets are gone.
     """
+    from preprocessing.samples.gpt import GPTSamples
     from preprocessing.samples.trace import trace_samples
+    from training.rows import CurriculumSamples
 
     found = []
-    for span in trace_samples(_index_of(run, store).path, list(samples)):
+    index = _index_of(run, store).path
+    opened: Path | CurriculumSamples = index
+    if run.manifest.config.get("phases"):
+        curriculum = PretrainConfig.model_validate(run.manifest.config).curriculum
+        opened = CurriculumSamples(GPTSamples(index), curriculum)
+    for span in trace_samples(opened, list(samples)):
         row = {
             "sample": span.sample,
             "file": span.path,

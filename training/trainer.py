@@ -94,7 +94,7 @@ class Trainer:
         self.updates = 0
         self.skipped_steps = 0
         self.roll_backs = 0
-        self._engines: dict[int, Engine] = {}
+        self._engines: dict[tuple[int, int], Engine] = {}
 
     def train_step(self, source: Source, *, wants_to_stop: bool = False) -> StepResult:
         """Take the next global batch from `source` and update the parameters.
@@ -159,13 +159,16 @@ class Trainer:
         return read_batch(source, ids, self.mesh.device)
 
     def _engine(self, rows: int) -> Engine:
-        """Return the engine for batches of `rows`: a pipeline's schedule has a fixed number of micro-batches."""
-        if rows == self.config.global_batch_size or self.mesh.size("pp") == 1:
+        """Return the engine for the next batch, of `rows`: a pipeline has a fixed number and shape of micro-batches."""
+        length = self.config.curriculum.phase_at(self.consumed_samples).seq_length
+        is_usual = (rows, length) == (self.config.global_batch_size, self.config.seq_length)
+        if is_usual or self.mesh.size("pp") == 1:
             return self.engine
-        if rows not in self._engines:
-            config = self.config.model_copy(update={"global_batch_size": rows, "rampup_batch_size": None})
-            self._engines = {rows: make_engine(self.stages, self.mesh, config)}
-        return self._engines[rows]
+        if (rows, length) not in self._engines:
+            changes = {"global_batch_size": rows, "rampup_batch_size": None, "seq_length": length, "phases": ()}
+            engine = make_engine(self.stages, self.mesh, self.config.model_copy(update=changes))
+            self._engines = {(rows, length): engine}
+        return self._engines[rows, length]
 
     def _verdict(self, loss_nats: float, norm: float) -> Verdict:
         if self.scaler is None:

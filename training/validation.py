@@ -1,29 +1,43 @@
 """The loss on held-out rows, at the run's own layout."""
 
+from collections.abc import Mapping
+
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
 from training.config import IGNORE_INDEX
-from training.data import Source, read_batch, step_sample_ids
+from training.data import Source, read_batch
 from training.model import compute_dtype
 from training.scoring import Scorer
 from training.trainer import Trainer
 
 
-def validation_loss(trainer: Trainer, source: Source) -> float:
-    """Mean loss in nats over `valid_batches` global batches, the same rows at every call and layout."""
+def validation_losses(trainer: Trainer, sources: Mapping[str, tuple[Source, int]]) -> dict[str, float]:
+    """Return `valid_loss_nats` of the run's own held-out rows (named "") and `valid_loss_nats/NAME` of other sets."""
+    return {
+        f"valid_loss_nats{'/' if name else ''}{name}": validation_loss(trainer, source, num_rows)
+        for name, (source, num_rows) in sources.items()
+    }
+
+
+def validation_loss(trainer: Trainer, source: Source, num_rows: int) -> float:
+    """Mean loss in nats over the first `num_rows` rows, the same at every call and layout."""
     config, mesh = trainer.config, trainer.mesh
     scorer = Scorer(trainer.stages, mesh, dtype=compute_dtype(config.precision))
     sums = torch.zeros(2, dtype=torch.float64, device=mesh.device)
-    rows = config.global_batch_size
-    for number in range(config.valid_batches):
-        ids = step_sample_ids(number * rows, rows, dp_rank=mesh.rank("dp"), dp_size=mesh.size("dp"))
-        batch = read_batch(source, ids, mesh.device)
-        for part in batch.micro_batches(config.micro_batch_size):
-            log_probs, _ = scorer.log_probs(part.inputs, part.labels, part.context)
-            sums[0] -= log_probs.double().sum()
-            sums[1] += (part.labels != IGNORE_INDEX).sum()
+    size, dp = config.micro_batch_size, mesh.size("dp")
+    # Every rank makes as many passes, since they gather weights together; a rank without rows left repeats the
+    # last one and counts nothing of it.
+    for first in range(size * mesh.rank("dp"), -(-num_rows // (size * dp)) * size * dp, size * dp):
+        wanted = np.arange(first, first + size)
+        part = read_batch(source, np.minimum(wanted, num_rows - 1), mesh.device)
+        labels = part.labels.clone()
+        labels[torch.from_numpy(wanted >= num_rows)] = IGNORE_INDEX
+        log_probs, _ = scorer.log_probs(part.inputs, labels, part.context)
+        sums[0] -= log_probs.double().sum()
+        sums[1] += (labels != IGNORE_INDEX).sum()
     # A pass without backward leaves the parameters gathered; the next update would not reach that copy.
     for module in (module for stage in trainer.stages for module in stage.modules()):
         if isinstance(module, FSDPModule):

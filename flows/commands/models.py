@@ -43,6 +43,10 @@ def pretrain(
     nproc: Annotated[
         int | None, typer.Option(help="Ranks to start; sets layout.data_parallel so that the degrees fill them.")
     ] = None,
+    valid: Annotated[
+        list[str] | None,
+        typer.Option("--valid", help="One more validation set; may be repeated.", metavar="NAME=DATASET"),
+    ] = None,
     profile: Annotated[
         bool, typer.Option("--profile", help="Write a Chrome trace of steps 3 to 5 (or profile_steps) under logs/.")
     ] = False,
@@ -63,7 +67,8 @@ def pretrain(
 
     where = store_at(store, output)
     inputs, paths = datasets_among(dataset, where)
-    overrides = [*model_overrides(model), *(["profile_steps=[3, 5]"] if profile else []), *(overrides or ())]
+    sets = [f"valid_sets.{item}" for item in valid or ()]
+    overrides = [*model_overrides(model), *sets, *(["profile_steps=[3, 5]"] if profile else []), *(overrides or ())]
     settings = settings_of(PretrainConfig, "pretrain", config, overrides, {"datasets": paths})
     if nproc is not None:
         layout = settings.layout

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,23 @@ class DocumentSpan:
     document: int
     offset: int
     length: int
+
+
+class DocumentSamples(Protocol):
+    """Causal samples that say which documents they hold."""
+
+    @property
+    def datasets(self) -> Sequence[TokenDataset]:
+        """Those that `DocumentSpan.dataset` numbers."""
+        ...
+
+    def tokens(self, sample_ids: Sequence[int] | npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the tokens of samples: (n, row_tokens), int64."""
+        ...
+
+    def documents_of(self, sample: int) -> list[DocumentSpan]:
+        """Say which parts of which documents a sample holds, in the order of its tokens."""
+        ...
 
 
 @dataclass(frozen=True)

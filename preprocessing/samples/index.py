@@ -88,7 +88,10 @@ def build_index(
             what = "subsets" if settings.subsets else "datasets"
             raise ConfigError(f"index.{name} has {len(numbers)} {name} for {len(parts)} {what}. Give one for each.")
     if settings.phases and len(settings.phases[0].weights) != len(parts):
-        raise ConfigError(f"a phase of index.phases has {len(settings.phases[0].weights)} weights for {len(parts)}.")
+        raise ConfigError(
+            f"a phase of index.phases has {len(settings.phases[0].weights)} weights for {len(parts)} "
+            "datasets or subsets. Give one for each."
+        )
     warnings: list[str] = []
     splits: dict[str, Any] = {}
     for split in _splits(settings, len(parts)):
@@ -287,14 +290,14 @@ def _shares(
     A part of weight 0 is left out: it would win ties in the choice of the next part.
     """
     if settings.phases and split.name == "train":
-        weights = np.array([phase.weights for phase in settings.phases], dtype=np.float64)
-        used = np.flatnonzero(weights.any(axis=0))
-        shares = weights[:, used] / weights.sum(axis=1, keepdims=True)
+        matrix = np.array([phase.weights for phase in settings.phases], dtype=np.float64)
+        used = np.flatnonzero(matrix.any(axis=0)).tolist()
+        shares = matrix[:, used] / matrix.sum(axis=1, keepdims=True)
         phases = [(phase.samples, share) for phase, share in zip(settings.phases, shares, strict=True)]
         # Every phase may draw one sample more of a part than its share.
         surplus = len(phases) if len(phases) > 1 else 0
         wanted = [math.ceil(sum(size * share[n] for size, share in phases)) + surplus for n in range(len(used))]
-        return used.tolist(), phases, wanted
+        return used, phases, wanted
     numbers = settings.weights or settings.epochs or settings.tokens or (1.0,) * len(parts)
     used = [number for number, weight in enumerate(numbers) if weight > 0]
     if settings.weights is None:

@@ -15,7 +15,7 @@ from preprocessing.reading.blocks import Position
 from preprocessing.reading.pieces import file_blocks
 from preprocessing.reading.recorded import found_source
 from preprocessing.reading.records import RecordFormat, parse_block
-from preprocessing.samples.gpt import DocumentSpan, GPTSamples
+from preprocessing.samples.gpt import DocumentSamples, DocumentSpan, GPTSamples
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class TracedSpan:
 
 
 def trace_samples(
-    index: str | Path | GPTSamples,
+    index: str | Path | DocumentSamples,
     sample_numbers: Sequence[int],
     *,
     split: str = "train",
@@ -65,7 +65,7 @@ def trace_samples(
         InputError: A dataset has no `documents.parquet`.
         IndexError: There is no such sample.
     """
-    samples = index if isinstance(index, GPTSamples) else GPTSamples(index, split, datasets)
+    samples = GPTSamples(index, split, datasets) if isinstance(index, str | Path) else index
     spans = [(number, span) for number in sample_numbers for span in samples.documents_of(number)]
     rows = _rows(samples, [span for _, span in spans])
     return [
@@ -74,7 +74,7 @@ def trace_samples(
     ]
 
 
-def _rows(samples: GPTSamples, spans: Sequence[DocumentSpan]) -> dict[tuple[int, int], dict[str, Any]]:
+def _rows(samples: DocumentSamples, spans: Sequence[DocumentSpan]) -> dict[tuple[int, int], dict[str, Any]]:
     wanted: dict[int, set[int]] = defaultdict(set)
     for span in spans:
         wanted[span.dataset].add(span.document)

@@ -51,7 +51,7 @@ def _measure(config: PretrainConfig, root: Path) -> Found:
     gradients = gradients_of(trainer, tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
     losses = curve(trainer, 2)
     row = torch.from_numpy(PatternSource().tokens(np.arange(2)))[:, :-1]
-    valid = validation_loss(trainer, PatternSource())
+    valid = validation_loss(trainer, PatternSource(), config.global_batch_size)
     folder = save_checkpoint(trainer, root, keep_last=1)
     again = new_trainer(config.model_copy(update={"seed": 99}))
     load_checkpoint(again, folder)

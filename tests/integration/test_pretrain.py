@@ -16,6 +16,8 @@ from tiny_corpus import make_dataset, write_corpus
 from contracts.artifact import Artifact
 from contracts.errors import ConfigError, ShardlineError
 from contracts.store import ArtifactStore
+from preprocessing.config import IngestConfig
+from preprocessing.stages import INGEST
 from training.config import PretrainConfig
 from training.metrics import METRICS, read
 from training.stage import PRETRAIN
@@ -94,6 +96,38 @@ def test_a_finished_run_is_not_run_again(
     again = PRETRAIN.run(_settings(micro_batch_size=4), inputs={"dataset0": dataset}, store=store, label="whole")
 
     assert again.fingerprint == whole_run.fingerprint
+
+
+def test_a_run_in_phases_validates_on_several_sets_and_is_traced(
+    store: ArtifactStore, dataset: Artifact, corpus: tuple[Path, list[str]], tmp_path: Path
+) -> None:
+    write_corpus(tmp_path / "other.jsonl", documents=40)
+    tokenizer = str(dataset.path / "tokenizer")
+    ingest = IngestConfig(sources=(str(tmp_path / "other.jsonl"),), tokenizer=tokenizer, workers=1)
+    other = INGEST.run(ingest, store=store, label="other")
+    phases = [
+        {"steps": 4, "seq_length": 16, "dataset_weights": [1, 0]},
+        {"steps": 3, "dataset_weights": [1, 3]},
+        {"dataset_weights": [0, 1]},
+    ]
+    sets = {"other": str(other.path), "same": str(dataset.path)}
+    changes = {"phases": phases, "train_steps": 9, "valid_interval": 4, "valid_full": True, "valid_sets": sets}
+    settings = _settings(**changes, eod_mask_loss=True, reset_attention_mask=True)
+
+    run = PRETRAIN.run(settings, inputs={"dataset0": dataset, "dataset1": other}, store=store, label="phases")
+
+    lines = {line["step"]: line for line in read(run.path / METRICS)}
+    assert [lines[n]["tokens"] for n in (4, 5, 9)] == [4 * 8 * 16, 4 * 8 * 16 + 8 * 32, 4 * 8 * 16 + 5 * 8 * 32]
+    assert [n for n, line in lines.items() if "valid_loss_nats/other" in line] == [4, 8, 9]
+    assert lines[9].keys() >= {"valid_loss_nats", "valid_loss_nats/same"}
+    assert run.summary["valid_loss_nats/other"] == lines[9]["valid_loss_nats/other"]
+    assert run.summary["tokens"] == lines[9]["tokens"]
+    traced = {step: trace_samples_of(run, samples_of_step(run, step), store) for step in (1, 2, 9)}
+    assert {row["file"] for row in traced[1]} == {str(corpus[0])}
+    assert {row["file"] for row in traced[9]} == {str(tmp_path / "other.jsonl")}
+    assert sum(row["length"] for row in traced[2]) == 8 * 17
+    with pytest.raises(ConfigError, match="has 2 weights for 1"):
+        PRETRAIN.run(settings, inputs={"dataset0": dataset}, store=store, label="wrong")
 
 
 def test_every_part_of_a_step_is_found_in_its_source_text(
