@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from contracts.digests import sha256_of
 from contracts.errors import InputError, ShardlineError
 from conversion.catalogue import Box, Checkpoint, TensorEntry, equal_bits, num_elements, row_blocks
 from conversion.detect import NAMES, READABLE, format_of
 from conversion.rank_shards import degrees
 from conversion.reading import model_of, open_checkpoint
+from training.file_digests import differing_digest
 from training.parameters import OPTIMIZER_PREFIX
 from training.step_folders import find_latest, list_checkpoints
 
@@ -156,9 +156,9 @@ def _problems(checkpoint: Checkpoint) -> list[str]:
 def _damaged_files(checkpoint: Checkpoint) -> list[str]:
     """Files of a step folder given by itself; folders of several steps are checked by their list."""
     return [
-        f"{checkpoint.path / name}: its sha256 differs from the one in the manifest"
+        f"{checkpoint.path / name}: its {digest} differs from the one in the manifest"
         for name, facts in checkpoint.info.files.items()
-        if sha256_of(checkpoint.path / name) != facts["sha256"]
+        if (digest := differing_digest(checkpoint.path / name, facts)) is not None
     ]
 
 

@@ -28,10 +28,11 @@ from contracts.progress import Progress
 from conversion.casting import Caster
 from conversion.catalogue import Checkpoint, box_shape, num_elements
 from conversion.rank_shards import Shard, shards_by_rank
-from conversion.tensor_records import without_crc32, write_record
+from conversion.tensor_records import write_record
 from conversion.threads import in_threads
-from training.checkpoint import publish
+from training.checkpoint_files import without_crc32
 from training.config import LayoutConfig, ModelConfig
+from training.saving import publish
 from training.step_folders import CheckpointInfo, step_folder_name
 
 # Version of the metadata that torch writes; readers compare it.

@@ -3,12 +3,10 @@
 Reading finds the bytes of the data and runs nothing; writing is `torch.save` itself.
 """
 
-import contextlib
 import io
 import pickle
 import zipfile
 from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -185,17 +183,6 @@ class _RecordUnpickler(pickle.Unpickler):
 
 def _describe(storage: Any, offset: int, size: Shape, stride: Shape, *_: Any) -> _Described:
     return _Described(storage, int(offset), tuple(size), tuple(stride))
-
-
-@contextlib.contextmanager
-def without_crc32() -> Iterator[None]:
-    """Let `torch.save` leave out CRC-32 sums, in this thread: they cost more than the copy, and sha256 is kept."""
-    before = torch.serialization.get_crc32_options()
-    torch.serialization.set_crc32_options(False)
-    try:
-        yield
-    finally:
-        torch.serialization.set_crc32_options(before)
 
 
 def write_record(file: Any, tensor: Tensor) -> None:

@@ -13,6 +13,7 @@ from conversion.linked_rows import LinkedCatalogue
 from conversion.native import NativeCatalogue
 from conversion.threads import in_threads
 from training.config import ModelConfig
+from training.file_digests import differing_digest
 from training.parameters import OPTIMIZER_PREFIX
 from training.step_folders import CheckpointInfo
 
@@ -27,10 +28,10 @@ def check_source_files(folder: Path, info: CheckpointInfo, digest: Callable[[Pat
         InputError: A file differs from what was written.
     """
     for name, facts in info.files.items():
-        if digest(folder / name) != facts["sha256"]:
+        if (differing := differing_digest(folder / name, facts, sha256=digest)) is not None:
             raise InputError(
-                f"{folder / name}: is damaged (its sha256 differs from the one in the manifest). Restore it, or take "
-                "another step."
+                f"{folder / name}: is damaged (its {differing} differs from the one in the manifest). Restore it, or "
+                "take another step."
             )
 
 

@@ -17,16 +17,16 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from contracts.digests import sha256_of
 from contracts.errors import InputError, ShardlineError
-from contracts.files import sync, write_atomically
+from training.checkpoint_files import Planner, Writer
+from training.checkpoint_files import SafeReader as SafeReader
 from training.config import ModelConfig, Precision, PretrainConfig
 from training.dtensors import as_dtensors
+from training.file_digests import SHA256
 from training.gradients import LocalParameter, local_parameters
 from training.mesh import Mesh
 from training.model import TransformerStage
@@ -34,8 +34,10 @@ from training.optimizer import LocalOptimizer
 from training.optimizer_state import EMA, STATE_KEY, described
 from training.parameters import OPTIMIZER_PREFIX, stored_parameters
 from training.safe_pickle import read_dcp_metadata
+from training.saving import Save, agree, reason_of
+from training.saving import prune as prune
+from training.saving import publish as publish
 from training.step_folders import (
-    MANIFEST,
     TOKENS_KEY,
     CheckpointInfo,
     list_checkpoints,
@@ -45,20 +47,6 @@ from training.step_folders import (
 from training.trainer import Trainer, build_stages
 
 TRAINER_KEY = "trainer"  # in a manifest's `extra`: what of a trainer's state is no tensor
-
-
-class SafeReader(FileSystemReader):
-    """Reads a checkpoint folder without unpickling anything but descriptions of tensors."""
-
-    def read_metadata(self, *_args: Any, **_kwargs: Any) -> Metadata:
-        return read_dcp_metadata(Path(self.path))
-
-
-class _Writer(FileSystemWriter):
-    """Leaves out the folder's path and a random id, so that one state gives the same bytes wherever it is saved."""
-
-    def storage_meta(self) -> None:
-        return None
 
 
 def state_tensors(
@@ -103,8 +91,31 @@ def save_checkpoint(trainer: Trainer, root: Path, *, keep_last: int) -> Path:
     Raises:
         ShardlineError: The disk refused; the older checkpoints are untouched.
     """
+    folder = root / step_folder_name(trainer.step)
+    tensors = state_tensors(trainer.parameters, trainer.mesh, trainer.optimizer)
+    save = Save(agree(tensors), folder, checkpoint_info(trainer))
+    save.prepare()
+    save.write()
+    if (reason := save.settle()) is not None:
+        raise save_error(trainer.step, root, reason)
+    if dist.get_rank() == 0:
+        prune(root, keep_last)
+    dist.barrier()
+    return folder
+
+
+def save_error(step: int, root: Path, reason: str) -> ShardlineError:
+    """Say that a checkpoint could not be written, and what to do."""
+    return ShardlineError(
+        f"Step {step}: the checkpoint could not be written under {root} ({reason}). When there is room and the disk "
+        "answers, the same command goes on from the last whole checkpoint."
+    )
+
+
+def checkpoint_info(trainer: Trainer) -> CheckpointInfo:
+    """Describe a run's state as it is now, for the manifest."""
     config = trainer.config
-    info = CheckpointInfo(
+    return CheckpointInfo(
         step=trainer.step,
         consumed_samples=trainer.consumed_samples,
         seq_length=config.seq_length,
@@ -115,18 +126,6 @@ def save_checkpoint(trainer: Trainer, root: Path, *, keep_last: int) -> Path:
         dtype=str(trainer.parameters[0].value.dtype).removeprefix("torch."),
         extra={"seed": config.seed, "precision": config.precision, **_more_facts(trainer)},
     )
-    folder = root / step_folder_name(trainer.step)
-    try:
-        _write_by_all_ranks(trainer, folder, info)
-        if dist.get_rank() == 0:
-            prune(root, keep_last)
-    except (CheckpointException, OSError) as error:
-        raise ShardlineError(
-            f"Step {trainer.step}: the checkpoint could not be written under {root} ({_reason(error)}). When there is "
-            "room and the disk answers, the same command goes on from the last whole checkpoint."
-        ) from error
-    dist.barrier()
-    return folder
 
 
 def _more_facts(trainer: Trainer) -> dict[str, Any]:
@@ -135,29 +134,6 @@ def _more_facts(trainer: Trainer) -> dict[str, Any]:
     if trainer.config.phases:
         facts[TOKENS_KEY] = trainer.config.curriculum.tokens_after(trainer.consumed_samples)
     return facts | ({TRAINER_KEY: state} if state else {})
-
-
-def _write_by_all_ranks(trainer: Trainer, folder: Path, info: CheckpointInfo) -> None:
-    unfinished = folder.with_suffix(".tmp")
-    if dist.get_rank() == 0:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
-    dist.barrier()
-    save(
-        state_tensors(trainer.parameters, trainer.mesh, trainer.optimizer),
-        storage_writer=_Writer(unfinished, single_file_per_rank=True, sync_files=True),
-    )
-    digests = _digests_of_all_ranks(unfinished)
-    if dist.get_rank() == 0:
-        publish(unfinished, folder, replace(info, files=digests))
-
-
-def _reason(error: BaseException) -> str:
-    """The first failure of a rank, in a line."""
-    if isinstance(error, CheckpointException):
-        error = next(iter(error.failures.values()))[0]
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
 
 
 def write_checkpoint(folder: Path, tensors: Mapping[str, Tensor], info: CheckpointInfo) -> None:
@@ -171,9 +147,10 @@ def write_checkpoint(folder: Path, tensors: Mapping[str, Tensor], info: Checkpoi
     unfinished = folder.with_suffix(".tmp")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
+    writer = Writer(unfinished, SHA256)
     with _without_ranks():
-        save(dict(tensors), storage_writer=_Writer(unfinished, sync_files=True), no_dist=True)
-    publish(unfinished, folder, replace(info, files=_digests(unfinished, unfinished.iterdir())))
+        save(dict(tensors), storage_writer=writer, planner=Planner(), no_dist=True)
+    publish(unfinished, folder, replace(info, files=writer.digests))
 
 
 @contextmanager
@@ -182,32 +159,6 @@ def _without_ranks() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is")
         yield
-
-
-def publish(unfinished: Path, folder: Path, info: CheckpointInfo) -> None:
-    """Write the manifest and give the folder its name; everything is on the disk before it counts."""
-    write_atomically(unfinished / MANIFEST, info.to_json())
-    if folder.exists():
-        replaced = folder.with_suffix(".old")
-        shutil.rmtree(replaced, ignore_errors=True)
-        folder.rename(replaced)
-        unfinished.rename(folder)
-        shutil.rmtree(replaced)
-    else:
-        unfinished.rename(folder)
-    sync(folder.parent)
-
-
-def prune(root: Path, keep_last: int) -> None:
-    """Remove all but the newest `keep_last` whole checkpoints; with none whole, remove nothing."""
-    found = list_checkpoints(root)
-    whole = [item for item in found if item.problem is None]
-    if not whole:
-        return
-    oldest_kept = whole[: max(1, keep_last)][-1].step
-    for item in found:
-        if item.step < oldest_kept:
-            shutil.rmtree(item.path)
 
 
 def load_checkpoint(trainer: Trainer, folder: Path) -> None:
@@ -317,7 +268,8 @@ def _load(tensors: dict[str, Tensor], folder: Path) -> None:
     try:
         load(tensors, storage_reader=SafeReader(folder))
     except CheckpointException as error:
-        raise InputError(f"{folder}: the checkpoint cannot be read ({_reason(error)}).") from error
+        first = next(iter(error.failures.values()))[0]
+        raise InputError(f"{folder}: the checkpoint cannot be read ({reason_of(first)}).") from error
 
 
 def _check_same_model(tensors: Mapping[str, Tensor], folder: Path) -> None:
@@ -331,18 +283,3 @@ def _check_same_model(tensors: Mapping[str, Tensor], folder: Path) -> None:
                 f"{folder}: {name} has shape {tuple(entry.size)}, and the settings ask for {tuple(tensor.shape)}. "
                 "Use the settings of the run that wrote it."
             )
-
-
-def _digests_of_all_ranks(folder: Path) -> dict[str, dict[str, Any]]:
-    rank = dist.get_rank()
-    mine = list(folder.glob(f"__{rank}_*.distcp")) + ([folder / ".metadata"] if rank == 0 else [])
-    parts: list[dict[str, dict[str, Any]]] = [{} for _ in range(dist.get_world_size())]
-    dist.all_gather_object(parts, _digests(folder, mine))
-    return {name: facts for part in parts for name, facts in part.items()}
-
-
-def _digests(folder: Path, files: Any) -> dict[str, dict[str, Any]]:
-    return {
-        str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
-        for path in sorted(files)
-    }

@@ -119,6 +119,19 @@ class PretrainConfig(Settings):
     )
     checkpoint_interval: PositiveInt = execution(100, description="Steps between checkpoints.")
     keep_last: PositiveInt = execution(2, description="Checkpoints kept while training; the last one always is.")
+    async_save: bool = execution(
+        False,
+        description="Checkpoints are copied in memory and written behind training; the copy is as large as the "
+        "rank's part of a checkpoint.",
+    )
+    save_retries: int = execution(
+        3, ge=0, description="Times that a checkpoint the disk refused is written again before it is given up."
+    )
+    save_retry_s: float = execution(10.0, ge=0, description="Seconds before the first of them; each wait is doubled.")
+    on_save_error: Literal["continue", "stop"] = execution(
+        "continue",
+        description="What giving a checkpoint up does to the run. The last checkpoint of a run is never given up.",
+    )
     log_interval: PositiveInt = execution(1, description="Steps between lines of metrics.jsonl.")
     subset_losses: bool = execution(
         False, description="Log the loss of each subset of the data too, as loss_nats/SUBSET, by predicted token."

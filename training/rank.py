@@ -126,36 +126,45 @@ def run(
     """Train to the end or to a request to stop, saving on the way; every rank calls it."""
     import torch.distributed as dist
 
-    from training.checkpoint import roll_back, save_checkpoint
+    from training.checkpoint import roll_back
     from training.recording import RunRecord
+    from training.saver import Saver
+    from training.trainer import AgreedStopError
     from training.validation import validation_losses
 
     config, output = trainer.config, Path(job.output)
     record = RunRecord(trainer, train_source, output)
+    saver = Saver(trainer, output)
     beat = Beat()
     request = _StopRequest(Path(job.stop_file), looks=dist.get_rank() == 0)
     step: StepResult | None = None
     valid_losses: dict[str, float] = {}
     valid_rows = {name: (source, config.valid_rows(size)) for name, (source, size) in valid_sources.items()}
     if config.stability.rolls_back and trainer.step == 0:
-        save_checkpoint(trainer, output, keep_last=config.keep_last)  # what the first steps can go back to
+        saver.save()  # what the first steps can go back to
     while trainer.step < config.train_steps:
         beat(f"training step {trainer.step + 1}")
         record.begin_step()
-        step = trainer.train_step(train_source, wants_to_stop=request())
+        try:
+            step = trainer.train_step(train_source, wants_to_stop=request())
+        except AgreedStopError:
+            saver.wait()
+            raise
         record.end_step(step)
+        saver.look()
         if step.outcome == "roll_back":
+            saver.wait()
             step = replace(step, reason=f"{step.reason}; the weights are those of {roll_back(trainer, output)} again")
         is_end = trainer.step == config.train_steps
         valid_losses = {}
         if valid_rows and (is_end or config.is_valid_step(trainer.step)):
             beat("validating")
             valid_losses = validation_losses(trainer, valid_rows)
-        record.write(step, valid_losses)
+        record.write(step, valid_losses, failed_saves=saver.failed_saves)
         # After the record: a step that is saved is never done again, so its line must be there.
         if is_end or step.stop_requested or trainer.step % config.checkpoint_interval == 0:
             beat(f"saving step {trainer.step}")
-            save_checkpoint(trainer, output, keep_last=config.keep_last)
+            saver.save(is_required=is_end or step.stop_requested)
         if step.stop_requested:
             if dist.get_rank() == 0:
                 tell(f"saved step {trainer.step} of {config.train_steps}")

@@ -50,14 +50,21 @@ class RunRecord:
         if self.subsets is not None and self._is_logged:
             self._more = self.subsets.end(step.consumed_samples - step.batch_samples, step.batch_samples)
 
-    def write(self, step: StepResult, valid_losses: Mapping[str, float]) -> None:
-        """Write the step's line where one is due; a step without update always has one."""
+    def write(self, step: StepResult, valid_losses: Mapping[str, float], *, failed_saves: int = 0) -> None:
+        """Write the step's line where one is due; a step without update always has one.
+
+        Args:
+            step: What it did.
+            valid_losses: Those measured after it, by their names in the line.
+            failed_saves: Checkpoints given up since the run's start.
+        """
         if self.lines is None:
             return
         if step.outcome != "updated":
             tell(f"step {step.step} made no update: {step.reason}")
         if self._is_logged or valid_losses or step.outcome != "updated":
-            self.lines.write(step, self._training_s, {**self._more, **valid_losses})
+            failed = {"failed_saves": failed_saves} if failed_saves else {}
+            self.lines.write(step, self._training_s, {**self._more, **valid_losses, **failed})
 
     def close(self) -> float | None:
         """End the record; returns the rate of the last line in tokens per second, on rank 0."""

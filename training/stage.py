@@ -20,6 +20,7 @@ from contracts.workspace import Workspace
 from preprocessing.config import IndexConfig
 from preprocessing.samples.splits import parse_split
 from training.config import PretrainConfig, with_vocab_size
+from training.file_digests import SHA256
 from training.flops import parameter_count, step_flops_per_token
 from training.launch import run_ranks
 from training.metrics import METRICS, LastLine, read
@@ -276,7 +277,8 @@ def _summary(settings: PretrainConfig, index: Artifact, workspace: Workspace) ->
     info = read_info(workspace.path / folder)
     for item in list_checkpoints(workspace.path):
         for name, facts in read_info(item.path).files.items():
-            workspace.known_digests[f"{item.path.name}/{name}"] = facts["sha256"]
+            if SHA256 in facts:
+                workspace.known_digests[f"{item.path.name}/{name}"] = facts[SHA256]
     summary: dict[str, Any] = {
         "step": info.step,
         "consumed_samples": info.consumed_samples,

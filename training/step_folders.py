@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from contracts.digests import sha256_of
 from contracts.errors import InputError
 from contracts.json_text import parse_json
+from training.file_digests import differing_digest
 
 MANIFEST = "manifest.json"
 NATIVE_FORMAT = "shardline-checkpoint-1"
@@ -36,7 +36,7 @@ class CheckpointInfo:
         layout: `LayoutConfig` that wrote it; any other can read it.
         has_optimizer: `optim.<name>.exp_avg` and `optim.<name>.exp_avg_sq` are there.
         parameters: Canonical name to shape, as stored.
-        files: File name to {"bytes", "sha256"}.
+        files: File name to {"bytes", "xxh3_128" or "sha256"}.
         dtype: Of the stored tensors.
         extra: More facts, such as the seed or where the weights came from.
     """
@@ -234,8 +234,8 @@ def native_problem(folder: Path, digests: bool) -> str | None:
             return f"{name} is missing"
         if path.stat().st_size != facts["bytes"]:
             return f"{name} has {path.stat().st_size} bytes, and {facts['bytes']} were written"
-        if digests and sha256_of(path) != facts["sha256"]:
-            return f"{name} is damaged (its sha256 differs from the one written down)"
+        if digests and (digest := differing_digest(path, facts)) is not None:
+            return f"{name} is damaged (its {digest} differs from the one written down)"
     return None
 
 

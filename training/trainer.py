@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -25,6 +25,10 @@ from training.sharding import shard_stage
 from training.stability import Guard, LossScaler, Verdict
 
 Outcome = Literal["updated", "skipped", "roll_back"]
+
+
+class AgreedStopError(ShardlineError):
+    """The numbers of a step end the run; every rank raises it at the same step."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,7 @@ class Trainer:
         updates: Updates that the weights have seen; fewer than `step` after skips and roll-backs.
         skipped_steps: Steps that made no update.
         roll_backs: Times that the weights of a checkpoint came back.
+        before_update: Called before parameters and optimizer state change.
     """
 
     def __init__(self, config: PretrainConfig, mesh: Mesh) -> None:
@@ -94,13 +99,14 @@ class Trainer:
         self.updates = 0
         self.skipped_steps = 0
         self.roll_backs = 0
+        self.before_update: Callable[[], object] | None = None
         self._engines: dict[tuple[int, int], Engine] = {}
 
     def train_step(self, source: Source, *, wants_to_stop: bool = False) -> StepResult:
         """Take the next global batch from `source` and update the parameters.
 
         Raises:
-            ShardlineError: The loss or the gradient is not finite, or spikes, and the policy is to stop;
+            AgreedStopError: The loss or the gradient is not finite, or spikes, and the policy is to stop;
                 nothing was updated.
         """
         started = time.perf_counter()
@@ -129,6 +135,8 @@ class Trainer:
         lr = self.schedule.learning_rate(position)
         if verdict.action == "update":
             clip(gradients, norm, self.config.optimizer.clip_grad, loss_scale=scale)
+            if self.before_update is not None:
+                self.before_update()
             self.optimizer.step(gradients, lr, self.schedule.weight_decay(position))
             self.updates += 1
         else:
@@ -181,9 +189,9 @@ class Trainer:
             self.scaler.on_update()
         return verdict
 
-    def _stopped(self, verdict: Verdict, gradients: list[Tensor], loss_share: Tensor) -> ShardlineError:
+    def _stopped(self, verdict: Verdict, gradients: list[Tensor], loss_share: Tensor) -> AgreedStopError:
         where = non_finite(self.parameters, gradients, loss_share)
-        return ShardlineError(
+        return AgreedStopError(
             f"Step {self.step + 1}: {verdict.reason}, so no update was made{where}. "
             f"Lower optimizer.lr (now up to {self.config.optimizer.lr:g}), lengthen optimizer.warmup_steps, set "
             "optimizer.clip_grad, or let stability.on_nonfinite or on_spike skip or roll_back. "

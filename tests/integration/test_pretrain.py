@@ -204,6 +204,20 @@ def _wait_until_gone(store: Path, timeout_s: float = 40) -> list[int]:
     return left
 
 
+def test_saving_behind_training_changes_no_number_and_no_byte(
+    store: ArtifactStore, dataset: Artifact, whole_run: Artifact
+) -> None:
+    settings = _settings(async_save=True, checkpoint_interval=7)
+
+    run = PRETRAIN.run(settings, inputs={"dataset0": dataset}, store=store, label="behind", force=True)
+
+    assert _losses(run.path) == _losses(whole_run.path)
+    whole = whole_run.path / "step-00000040"
+    for path in (run.path / "step-00000040").iterdir():
+        assert path.read_bytes() == (whole / path.name).read_bytes()
+    assert [item.step for item in list_checkpoints(run.path, digests=True) if item.problem is None] == [40, 35]
+
+
 @pytest.mark.parametrize("victim", ["launcher", "rank"])
 def test_a_run_killed_with_9_goes_on_and_ends_bit_equal(
     victim: str, own_store: Path, dataset: Artifact, whole_run: Artifact
