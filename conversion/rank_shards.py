@@ -116,5 +116,6 @@ def _cut(box: Box, dim: int | None, rank: int, size: int) -> Box:
 
 def degrees(layout: Mapping[str, Any]) -> str:
     """Write a layout's degrees for a reader."""
-    tp, pp, dp = (layout.get(f"{axis}_parallel", 1) for axis in ("tensor", "pipeline", "data"))
-    return f"tensor {tp} x pipeline {pp} x data {dp}"
+    axes = ["tensor", "pipeline", "data"]
+    axes += [axis for axis in ("context",) if layout.get(f"{axis}_parallel", 1) > 1]
+    return " x ".join(f"{axis} {layout.get(f'{axis}_parallel', 1)}" for axis in axes)

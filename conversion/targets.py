@@ -72,6 +72,10 @@ def _layout(source: Checkpoint, settings: ReshapeConfig) -> tuple[LayoutConfig, 
         "tensor_parallel": settings.tensor_parallel,
         "pipeline_parallel": settings.pipeline_parallel,
         "data_parallel": settings.data_parallel,
+        # Sequences and experts are shared by ranks that compute; on the disk other ranks hold as much.
+        "context_parallel": 1,
+        "expert_parallel": 1,
+        "shard_ranks": None,
     }
     try:
         return LayoutConfig.model_validate({**source.info.layout, **degrees}), []

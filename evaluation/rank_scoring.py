@@ -35,7 +35,7 @@ def score_job(path: Path) -> None:
     stages = load_model(folder, mesh, precision=job.precision, max_length=job.max_length, averaged=job.averaged)
     scorer = Scorer(stages, mesh, dtype=compute_dtype(job.precision))
     numbers, scores = score(scorer, mesh, rows, job)
-    if mesh.is_last_stage and mesh.rank("tp") == 0:
+    if mesh.is_last_stage and mesh.rank("tp") == 0 and mesh.rank("cp") == 0:
         save(Path(job.folder) / f"scores-{mesh.rank('dp')}.npz", numbers, scores)
     dist.barrier()
     dist.destroy_process_group()
@@ -43,7 +43,7 @@ def score_job(path: Path) -> None:
 
 def score(scorer: Scorer, mesh: Mesh, rows: Rows, job: Job) -> tuple[Ints, RowScores]:
     """Score the batches of this data-parallel copy; return row numbers and their results."""
-    multiple = mesh.size("tp") if mesh.tensor_parallel.sequence_parallel else 1
+    multiple = mesh.layout.sequence_unit
     all_batches = list(batches(rows, batch_tokens=job.batch_tokens, multiple=multiple))
     mine = all_batches[mesh.rank("dp") :: mesh.size("dp")]
     log_prob, scored, greedy, done = [], [], [], 0

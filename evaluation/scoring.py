@@ -82,11 +82,11 @@ def score_rows(
         return RowScores(np.empty(0), empty, empty)
     # Each copy holds all of its weights: copies that shared them would wait for each other at every batch, and
     # they need not have equally many.
-    copies = {"data_parallel": data_parallel, "shard": "none"}
+    copies = {"data_parallel": data_parallel, "shard": "none", "shard_ranks": None}
     layout = LayoutConfig.model_validate(info.layout).model_copy(update=copies)
     with tempfile.TemporaryDirectory(prefix="shardline-score-") as folder:
         rows.save(Path(folder) / "rows.npz")
-        # Under sequence parallelism a row is padded to a multiple of the tensor-parallel degree.
+        # Ranks that share a row share it evenly, so it is padded (`sequence_unit`).
         job = Job(
             checkpoint=str(step_folder.resolve()),
             folder=folder,
@@ -120,11 +120,11 @@ def _report(path: Path, progress: Progress) -> None:
 
 
 def _evaluable(layout: LayoutConfig, longest: int, model: ModelConfig) -> LayoutConfig:
-    """Padding must not go past learned positions; the longest row then goes without sequence parallelism."""
-    tp = layout.tensor_parallel
-    if longest % tp and model.position == "learned" and -(-longest // tp) * tp > model.max_position_embeddings:
-        return layout.model_copy(update={"sequence_parallel": False})
-    return layout
+    """Padding must not go past learned positions; rows then go uncut."""
+    unit = layout.sequence_unit
+    if model.position != "learned" or -(-longest // unit) * unit <= model.max_position_embeddings:
+        return layout
+    return layout.model_copy(update={"sequence_parallel": False, "context_parallel": 1})
 
 
 def _check(model: ModelConfig, rows: Rows, longest: int) -> None:

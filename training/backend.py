@@ -21,7 +21,7 @@ class AttentionModule(Protocol):
         """(s, b, heads/tp, d), twice (keys, b, groups/tp, d) -> (s, b, heads/tp * d).
 
         Args:
-            documents: (b, s), int64: a token sees only tokens of its own number.
+            documents: (b, s), int64, of whole sequences: a token sees only tokens of its own number.
             bias: (1 or b, 1 or heads/tp, s, keys), added to the scores; stands for the whole mask.
         """
         ...

@@ -2,11 +2,12 @@
 
 from training.backend import Backend
 from training.config import ModelConfig
+from training.context_parallel import WHOLE, ContextParallel
 from training.layers import LocalBackend
 from training.mesh import TensorParallel
 
 
-def make_backend(model: ModelConfig, tp: TensorParallel) -> Backend:
+def make_backend(model: ModelConfig, tp: TensorParallel, context: ContextParallel = WHOLE) -> Backend:
     """Return the backend that `model.backend` names.
 
     Raises:
@@ -15,5 +16,5 @@ def make_backend(model: ModelConfig, tp: TensorParallel) -> Backend:
     if model.backend == "te":
         from training.te import TransformerEngineBackend
 
-        return TransformerEngineBackend(model, tp)
-    return LocalBackend(model, tp)
+        return TransformerEngineBackend(model, tp, context)
+    return LocalBackend(model, tp, context)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from training.activation import activate
 from training.backend import Backend
+from training.context_parallel import WHOLE, ContextParallel
 from training.dropout import Dropout
 from training.experts import AuxiliaryLosses, Experts
 from training.mesh import TensorParallel
@@ -32,6 +33,8 @@ class Block(nn.Module):
         layer: int,
         dropout: Dropout,
         auxiliary: AuxiliaryLosses,
+        *,
+        context: ContextParallel = WHOLE,
     ) -> None:
         super().__init__()
         name = f"layers.{layer}"
@@ -48,7 +51,7 @@ class Block(nn.Module):
         self.attention_norm = backend.norm(f"{name}.attn.norm") if self.is_post else None
         self.mlp: Experts | Mlp
         if model.has_experts(layer):
-            self.mlp = Experts(backend, model, tp, name, has_norm=not is_apart, auxiliary=auxiliary)
+            self.mlp = Experts(backend, model, tp, name, has_norm=not is_apart, auxiliary=auxiliary, context=context)
         else:
             self.mlp = Mlp(backend, model, name, has_norm=not is_apart)
         self.mlp_norm = backend.norm(f"{name}.mlp.norm") if self.is_post else None

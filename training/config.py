@@ -180,8 +180,6 @@ class PretrainConfig(Settings):
             raise ValueError(f"profile_steps {list(self.profile_steps)} ends before it begins.")
         if self.subset_losses and not model.causal:
             raise ValueError(f"subset_losses is for causal models, and model.family is {model.family}. Leave it out.")
-        if self.subset_losses and self.layout.context_parallel > 1:
-            raise ValueError("subset_losses needs layout.context_parallel: 1.")
         schedule = self.schedule
         unit = "samples" if self.optimizer.counts_samples else "steps"
         if schedule.warmup >= schedule.decay_end:

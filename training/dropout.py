@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from training.context_parallel import WHOLE, ContextParallel
+
 # Multipliers of the 64-bit finalizer of SplitMix64 (Steele, Lea & Flood 2014, OOPSLA), as signed numbers.
 _FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
 _SECOND = 0x94D049BB133111EB - (1 << 64)
@@ -23,12 +25,16 @@ class Dropout:
     Args:
         p: Probability; 0 returns the input.
         seed: Seed of the run.
-        part: Which of the equal parts of the sequence the inputs are (under sequence parallelism).
+        part: Which of the equal parts of a rank's tokens the inputs are (under sequence parallelism).
+        parts: How many there are.
+        context: Which tokens of the sequence the rank has.
     """
 
     p: float
     seed: int
     part: int = 0
+    parts: int = 1
+    context: ContextParallel = WHOLE
 
     def __call__(self, x_sbh: Tensor, row_ids: Tensor | None, site: int) -> Tensor:
         """Drop elements of `x_sbh`.
@@ -42,12 +48,18 @@ class Dropout:
             return x_sbh
         s, _, h = x_sbh.shape
         keys = _mix(_mix(row_ids + (self.seed << 20)) + site)
-        position = torch.arange(self.part * s, (self.part + 1) * s, device=x_sbh.device).view(s, 1, 1)
+        position = self._places(s, x_sbh.device).view(s, 1, 1)
         channel = torch.arange(h, device=x_sbh.device)
         bits = _mix(keys.view(1, -1, 1) + position * h + channel)
         drawn = _shifted(bits, 64 - _RESOLUTION_BITS)
         is_kept = drawn >= int(self.p * (1 << _RESOLUTION_BITS))
         return x_sbh * is_kept * (1.0 / (1.0 - self.p))
+
+    def _places(self, length: int, device: torch.device) -> Tensor:
+        first = self.part * length
+        if self.context.size == 1:
+            return torch.arange(first, first + length, device=device)
+        return self.context.places(length * self.parts * self.context.size, device)[first : first + length]
 
 
 def _mix(x: Tensor) -> Tensor:

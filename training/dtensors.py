@@ -1,11 +1,12 @@
 """The checkpoint boundary: a rank's part of a parameter seen as a piece of the whole tensor.
 
 The only use of `DTensor` views and of torch's private `_StridedShard`. Two ranks cut the same
-dimension when a row-cut matrix is also sharded over dp: tp cuts first, dp cuts each part again.
+dimension when a row-cut matrix is also sharded over data ranks: tp cuts first, they cut each part again.
 """
 
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
@@ -21,14 +22,13 @@ def as_dtensors(local: Tensor, parameter: LocalParameter, mesh: Mesh) -> dict[st
         local: Of the shape of `parameter.value`; the views share its memory.
 
     Returns:
-        Stored name to DTensor over the axes (dp, tp): one, or one for each fused block.
+        Stored name to DTensor over the axes (parts, tp) or (copies, parts, tp): one, or one for each fused block.
     """
     spec = parameter.spec
-    dp_dim = _dp_dim(parameter)
     stored = spec.stored()
     parts = local.chunk(len(stored), dim=0) if len(stored) > 1 else (local,)
-    placements = _placements(dp_dim, spec.tp_dim, mesh.size("tp"))
-    axes = mesh.device_mesh["dp", "tp"]
+    placements = [*_data_placements(parameter, mesh.size("tp")), _tensor_placement(spec.tp_dim)]
+    axes = _axes(parameter, mesh)
     return {
         name: DTensor.from_local(
             part, axes, placements, run_check=False, shape=torch.Size(shape), stride=_strides(shape)
@@ -37,22 +37,29 @@ def as_dtensors(local: Tensor, parameter: LocalParameter, mesh: Mesh) -> dict[st
     }
 
 
-def _dp_dim(parameter: LocalParameter) -> int | None:
-    sharded = parameter.sharded
-    if not isinstance(sharded, DTensor):
-        return None
-    # With `shard: none` the axes are (dp: copies, cp: parts), and cp has one rank.
-    placement = sharded.placements[0]
-    return placement.dim if isinstance(placement, Shard) else None
+def _axes(parameter: LocalParameter, mesh: Mesh) -> DeviceMesh:
+    is_dealt = _sharded(parameter).device_mesh == mesh.expert_axes.shard
+    return (mesh.expert_axes if is_dealt else mesh.data_axes).stored
 
 
-def _placements(dp_dim: int | None, tp_dim: int | None, tp_size: int) -> list[Placement]:
-    tp: Placement = Replicate() if tp_dim is None else Shard(tp_dim)
-    if dp_dim is None:
-        return [Replicate(), tp]
-    if dp_dim == tp_dim and tp_size > 1:
-        return [_StridedShard(dp_dim, split_factor=tp_size), tp]
-    return [Shard(dp_dim), tp]
+def _sharded(parameter: LocalParameter) -> DTensor:
+    if not isinstance(parameter.sharded, DTensor):
+        raise TypeError(f"{parameter.path} is not sharded yet")
+    return parameter.sharded
+
+
+def _data_placements(parameter: LocalParameter, tp_size: int) -> list[Placement]:
+    is_cut = parameter.spec.tp_dim is not None and tp_size > 1
+    return [
+        _StridedShard(placement.dim, split_factor=tp_size)
+        if isinstance(placement, Shard) and is_cut and placement.dim == parameter.spec.tp_dim
+        else placement
+        for placement in _sharded(parameter).placements
+    ]
+
+
+def _tensor_placement(tp_dim: int | None) -> Placement:
+    return Replicate() if tp_dim is None else Shard(tp_dim)
 
 
 def _strides(shape: Shape) -> tuple[int, ...]:

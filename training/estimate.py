@@ -104,8 +104,7 @@ def estimate(config: PretrainConfig) -> Estimate:
     here = _parameters_per_rank(config)
     master = 8 if config.precision == "float64" else 4
     compute = 2 if config.precision in ("bf16", "fp16") else master
-    dp = layout.data_parallel
-    sharded = 1 if layout.shard == "none" else dp
+    sharded = layout.shard_parts
     # Parameters are gathered for a pass; with shard: parameters only about a block at a time is.
     gathered = here // max(1, model.total_layers // layout.pipeline_parallel) if layout.shard == "parameters" else here
     accumulated = 0 if layout.shard in ("gradients", "parameters") else here
@@ -163,7 +162,8 @@ def _parameters_per_rank(config: PretrainConfig) -> int:
 def _activations(config: PretrainConfig, bytes_per_number: int) -> int:
     model, layout = config.model, config.layout
     tp = layout.tensor_parallel
-    unit = config.seq_length * config.micro_batch_size * model.hidden_size * bytes_per_number // 2
+    tokens = config.seq_length // layout.context_parallel * config.micro_batch_size
+    unit = tokens * model.hidden_size * bytes_per_number // 2
     if config.recompute == "full":
         per_layer, once = 2 * unit // (tp if layout.sequence_parallel else 1), _KEPT_PER_BLOCK * unit // tp
     else:

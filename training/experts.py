@@ -10,12 +10,14 @@ import math
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from training.activation import activate
 from training.backend import Backend
 from training.collectives import enter_tensor_parallel, leave_tensor_parallel
+from training.context_parallel import WHOLE, ContextParallel
 from training.mesh import TensorParallel
 from training.model_config import ModelConfig, MoeConfig
 from training.parameters import ParamSpec
@@ -66,12 +68,13 @@ class Experts(nn.Module):
         *,
         has_norm: bool,
         auxiliary: AuxiliaryLosses,
+        context: ContextParallel = WHOLE,
     ) -> None:
         super().__init__()
         if model.moe is None:
             raise ValueError("model.moe is not set")
         self.moe: MoeConfig = model.moe
-        self.tp, self.activation, self.auxiliary = tp, model.activation, auxiliary
+        self.tp, self.activation, self.auxiliary, self.context = tp, model.activation, auxiliary, context
         self.num_sparse_layers = sum(model.has_experts(n) for n in range(model.num_layers))
         hidden, name = model.hidden_size, f"{layer}.mlp"
         self.norm = backend.norm(f"{name}.norm") if has_norm else None
@@ -136,14 +139,33 @@ class Experts(nn.Module):
     def _within_capacity(self, chosen: Tensor, length: int) -> Tensor:
         """Send the choices beyond each expert's capacity in a row nowhere, to expert number `num_experts`: (t, k)."""
         num_experts, k = self.moe.num_experts, chosen.shape[1]
-        capacity = math.ceil(length * k / num_experts * (self.moe.capacity_factor or 1.0))
+        whole = length * self.context.size
+        capacity = math.ceil(whole * k / num_experts * (self.moe.capacity_factor or 1.0))
         by_row = chosen.view(length, -1, k).transpose(0, 1).flatten(1)  # (b, s * k), in the order of tokens
-        before = F.one_hot(by_row, num_experts).cumsum(1).gather(2, by_row.unsqueeze(2)).squeeze(2) - 1
+        counted: Tensor = self._counted_over_context(F.one_hot(by_row, num_experts))
+        before = counted.gather(2, by_row.unsqueeze(2)).squeeze(2) - 1
         sent = torch.where(before < capacity, by_row, num_experts)
         return sent.view(-1, length, k).transpose(0, 1).reshape(-1, k)
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _counted_over_context(self, marks: Tensor) -> Tensor:
+        """Count marks from the start of the whole row up to each place of this rank's part: (b, s * k, e)."""
+        if self.context.size == 1:
+            return marks.cumsum(1)
+        chunks = torch.stack(marks.chunk(2, dim=1))  # (2, b, s * k / 2, e)
+        totals = self.context.gather(chunks.sum(2), 0)  # (2 * size, b, e), in the order of the sequence
+        earlier = self.context.cut(totals.cumsum(0) - totals, 0).unsqueeze(2)
+        return torch.cat(tuple(chunks.cumsum(2) + earlier), dim=1)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _mean_over_context(self, share: Tensor) -> Tensor:
+        if self.context.size > 1:
+            dist.all_reduce(share, group=self.context.group)
+            share /= self.context.size
+        return share
+
     def _losses(self, logits: Tensor, probs: Tensor, chosen: Tensor, shape: tuple[int, int]) -> Tensor:
-        """Weighted losses of this layer, summed over tokens: ().
+        """Weighted losses of this layer, summed over this rank's tokens: ().
 
         Load balance is Fedus et al. 2021 (arXiv:2101.03961, equations 4 to 6), for each row of a batch on its own
         and with choices counted as transformers counts them (even balance gives `top_k`); z-loss is Zoph et al.
@@ -152,7 +174,8 @@ class Experts(nn.Module):
         s, b = shape
         num_experts = self.moe.num_experts
         share = F.one_hot(chosen, num_experts).sum(1).view(s, b, num_experts).to(probs.dtype).mean(0)
-        balance = num_experts * (share * probs.view(s, b, num_experts).mean(0)).sum() * s
+        share = self._mean_over_context(share)
+        balance: Tensor = num_experts * (share * probs.view(s, b, num_experts).mean(0)).sum() * s
         loss = self.moe.aux_loss_coef * balance
         if self.moe.z_loss_coef > 0:
             loss = loss + self.moe.z_loss_coef * logits.logsumexp(-1).square().sum()

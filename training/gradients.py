@@ -11,7 +11,7 @@ from training.mesh import Mesh
 from training.model import TransformerStage
 from training.parameters import ParamSpec
 from training.pipeline_split import rank_of_stage
-from training.sharding import local_tensor
+from training.sharding import is_first_copy, local_tensor
 
 
 @dataclass(frozen=True)
@@ -100,13 +100,13 @@ class GradientFinisher:
         Returns:
             The norm, the loss sum, the auxiliary sum, and whether to stop.
         """
-        is_first_tp, is_first_dp = self.mesh.rank("tp") == 0, self.mesh.rank("dp") == 0
+        is_first_tp = self.mesh.rank("tp") == 0
         counted = [
             gradient
             for p, gradient in zip(self.parameters, gradients, strict=True)
             if not p.is_tied_copy
             and (p.spec.tp_dim is not None or is_first_tp)
-            and (self.mesh.layout.shard != "none" or is_first_dp)
+            and is_first_copy(p.sharded)
             and gradient.numel()
         ]
         sums = torch.zeros(4, dtype=torch.float64, device=self.mesh.device)

@@ -11,16 +11,19 @@ from torch import Tensor, nn
 from training.backend import collect_specs
 from training.collectives import column_linear, leave_tensor_parallel
 from training.config import ModelConfig
+from training.context_parallel import WHOLE, ContextParallel
 from training.mesh import TensorParallel
 from training.parameters import ParamSpec
+from training.ring_attention import RingAttention
 
 
 class LocalBackend:
-    """Builds the layers of `model` for one tensor-parallel rank."""
+    """Builds the layers of `model` for one tensor-parallel and one context-parallel rank."""
 
-    def __init__(self, model: ModelConfig, tp: TensorParallel) -> None:
+    def __init__(self, model: ModelConfig, tp: TensorParallel, context: ContextParallel = WHOLE) -> None:
         self.model = model
         self.tp = tp
+        self.context = context
 
     def norm_column(
         self, norm: str, linear: str, sizes: tuple[int, int], *, has_bias: bool, blocks: tuple[str, ...] = ()
@@ -39,7 +42,9 @@ class LocalBackend:
     def head_norm(self, name: str) -> "HeadNorm":
         return HeadNorm(name, self.model, sp_partial=self.tp.size > 1)
 
-    def attention(self, *, causal: bool = True) -> "CoreAttention":
+    def attention(self, *, causal: bool = True) -> "CoreAttention | RingAttention":
+        if self.context.size > 1:
+            return RingAttention(self.context, self.model.sliding_window, causal=causal)
         scale = None if self.model.scales_scores else 1.0
         return CoreAttention(self.model.sliding_window, causal=causal, scale=scale)
 

@@ -3,6 +3,7 @@
 Nothing here imports torch or starts a process.
 """
 
+import math
 from collections.abc import Mapping
 from typing import ClassVar, Literal, Self
 
@@ -23,12 +24,22 @@ class LayoutConfig(Settings):
         "dp": "data_parallel",
         "virtual_pipeline_model_parallel_size": "virtual_pipeline",
         "vpp": "virtual_pipeline",
+        "cp": "context_parallel",
+        "context_parallel_size": "context_parallel",
+        "ep": "expert_parallel",
+        "expert_model_parallel_size": "expert_parallel",
     }
 
     tensor_parallel: PositiveInt = Field(1, description="Ranks that share each layer's matrices.")
     pipeline_parallel: PositiveInt = Field(1, description="Ranks that the layers are dealt to, in stages.")
     data_parallel: PositiveInt = execution(1, description="Ranks that share the rows of a global batch.")
-    context_parallel: PositiveInt = execution(1, description="Ranks that share a sequence; only 1 for now.")
+    context_parallel: PositiveInt = execution(
+        1, description="Ranks that share each sequence, for long ones: each holds two chunks, and keys go round a ring."
+    )
+    expert_parallel: PositiveInt = execution(
+        1,
+        description="Ranks, of data_parallel x context_parallel, that a layer's experts are dealt to; tokens travel.",
+    )
     virtual_pipeline: PositiveInt = execution(
         1, description="Stages per rank, interleaved: a shorter pipeline bubble for more messages and activations."
     )
@@ -41,13 +52,17 @@ class LayoutConfig(Settings):
         True, description="Cut activations between the matrices along the sequence over the tensor-parallel ranks."
     )
     shard: Literal["none", "optimizer", "gradients", "parameters"] = execution(
-        "optimizer", description="What the data-parallel ranks share instead of copying (ZeRO 0, 1, 2, 3)."
+        "optimizer",
+        description="What the ranks of data_parallel x context_parallel share instead of copying (ZeRO 0, 1, 2, 3).",
+    )
+    shard_ranks: PositiveInt | None = execution(
+        None,
+        description="Ranks that share one copy of what shard names, such as those of a node; the copies sum their "
+        "gradients. Empty: all ranks of data_parallel x context_parallel.",
     )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.context_parallel > 1:
-            raise ValueError(f"context_parallel ({self.context_parallel}) above 1 is not supported yet. Use 1.")
         if self.virtual_pipeline > 1 and self.pipeline_parallel == 1:
             raise ValueError(
                 f"virtual_pipeline ({self.virtual_pipeline}) interleaves the stages of several ranks, and "
@@ -59,7 +74,26 @@ class LayoutConfig(Settings):
                 f"({self.pipeline_parallel}). Use shard: optimizer, or pipeline_parallel: 1."
             )
         self._check_split()
+        self._check_data_ranks()
         return self
+
+    def _check_data_ranks(self) -> None:
+        ranks, shared, dealt = self.data_ranks, self.shard_ranks, self.expert_parallel
+        if shared is not None and self.shard == "none" and shared > 1:
+            raise ValueError(
+                f"shard_ranks ({shared}) share nothing with shard: none. Use shard: optimizer, or leave it."
+            )
+        for name, value in (("shard_ranks", shared or 1), ("expert_parallel", dealt)):
+            if ranks % value:
+                raise ValueError(
+                    f"{self.data_text} = {ranks} / {name} ({value}) leaves a remainder of {ranks % value}. "
+                    f"{choices(name, ranks, value)}."
+                )
+        if shared is not None and shared % dealt and dealt % shared:
+            raise ValueError(
+                f"shard_ranks ({shared}) and expert_parallel ({dealt}): one must be a multiple of the other. "
+                f"{choices('expert_parallel', shared, dealt)}."
+            )
 
     def _check_split(self) -> None:
         split = self.pipeline_split
@@ -90,7 +124,49 @@ class LayoutConfig(Settings):
 
     @property
     def world_size(self) -> int:
-        return self.tensor_parallel * self.pipeline_parallel * self.data_parallel * self.context_parallel
+        return self.tensor_parallel * self.pipeline_parallel * self.data_ranks
+
+    @property
+    def degrees_text(self) -> str:
+        """The degrees that make `world_size`, for a message."""
+        names = ["pipeline_parallel", "data_parallel", "tensor_parallel"]
+        names += ["context_parallel"] if self.context_parallel > 1 else []
+        return " x ".join(f"layout.{name} ({getattr(self, name)})" for name in names)
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks that see different tokens with the same parameters."""
+        return self.data_parallel * self.context_parallel
+
+    @property
+    def data_text(self) -> str:
+        """The degrees that make `data_ranks`, for a message."""
+        context = f" x layout.context_parallel ({self.context_parallel})" if self.context_parallel > 1 else ""
+        return f"layout.data_parallel ({self.data_parallel}){context}"
+
+    @property
+    def shard_parts(self) -> int:
+        """Data ranks that share one copy of a parameter's state."""
+        return 1 if self.shard == "none" else self.shard_ranks or self.data_ranks
+
+    @property
+    def shard_copies(self) -> int:
+        return self.data_ranks // self.shard_parts
+
+    @property
+    def expert_parts(self) -> int:
+        """Data ranks that share one copy of the state of an expert's parameters."""
+        return max(1, self.shard_parts // self.expert_parallel)
+
+    @property
+    def expert_copies(self) -> int:
+        return self.data_ranks // (self.expert_parallel * self.expert_parts)
+
+    @property
+    def sequence_unit(self) -> int:
+        """What the length of a row must be a multiple of."""
+        parts = self.tensor_parallel if self.sequence_parallel else 1
+        return self.context_parallel * math.lcm(2, parts) if self.context_parallel > 1 else parts
 
 
 def check_layout(
@@ -105,7 +181,7 @@ def check_layout(
     Raises:
         ValueError: A size is not divisible by a degree; names both, the remainder and the nearest legal degrees.
     """
-    tp, pp, dp = layout.tensor_parallel, layout.pipeline_parallel, layout.data_parallel
+    tp, pp = layout.tensor_parallel, layout.pipeline_parallel
     sizes = {
         "model.num_attention_heads": model.num_attention_heads,
         "model.num_query_groups": model.num_query_groups,
@@ -127,11 +203,8 @@ def check_layout(
             f"Set model.vocab_multiple: {model.vocab_multiple * tp}."
         )
     for name, length in (("seq_length", seq_length), ("decoder_seq_length", decoder_seq_length)):
-        if length is not None and layout.sequence_parallel and length % tp:
-            raise ValueError(
-                f"{name} ({length}) / layout.tensor_parallel ({tp}) leaves a remainder of {length % tp}. "
-                f"Nearest {name}: {multiples(length, tp)}; or set layout.sequence_parallel: false."
-            )
+        if length is not None:
+            _check_length(name, length, layout)
     split, layers = layout.pipeline_split, model.total_layers
     name = "model.num_layers + model.decoder_layers" if model.is_encoder_decoder else "model.num_layers"
     if not isinstance(split, str):
@@ -147,18 +220,66 @@ def check_layout(
             f"{name} ({layers}) is below layout.{layout.stages_text}, and every stage "
             f"needs a layer. Use {fewer} or less."
         )
-    if model.is_gated and layout.shard != "none" and model.hidden_size % dp:
+    if layout.context_parallel > 1 and model.is_encoder_decoder:
         raise ValueError(
-            f"model.hidden_size ({model.hidden_size}) / layout.data_parallel ({dp}) leaves a remainder of "
-            f"{model.hidden_size % dp}; the gated MLP is shared by columns. "
-            f"{choices('data_parallel', model.hidden_size, dp)}, or set layout.shard: none."
+            f"layout.context_parallel ({layout.context_parallel}): keys with relative positions do not go round a "
+            f"ring, and model.family is {model.family}. Use context_parallel: 1, and more data_parallel."
+        )
+    _check_parts(model, layout)
+    _check_experts(model, layout)
+
+
+def _check_length(name: str, length: int, layout: LayoutConfig) -> None:
+    unit, tp, cp = layout.sequence_unit, layout.tensor_parallel, layout.context_parallel
+    if length % unit == 0:
+        return
+    if cp == 1:
+        raise ValueError(
+            f"{name} ({length}) / layout.tensor_parallel ({tp}) leaves a remainder of {length % tp}. "
+            f"Nearest {name}: {multiples(length, tp)}; or set layout.sequence_parallel: false."
+        )
+    shared = f", and each rank's part is cut over layout.tensor_parallel ({tp})" if unit > 2 * cp else ""
+    raise ValueError(
+        f"{name} ({length}) is no multiple of {unit}: layout.context_parallel ({cp}) gives each rank two of "
+        f"{2 * cp} equal chunks{shared}. Nearest {name}: {multiples(length, unit)}."
+    )
+
+
+def _check_parts(model: ModelConfig, layout: LayoutConfig) -> None:
+    """Matrices with fused blocks of rows are shared by columns, and these must be as many for every rank."""
+    tp, parts, ep = layout.tensor_parallel, layout.shard_parts, layout.expert_parallel
+    name, cure = f"layout.shard_ranks ({parts})", choices("shard_ranks", model.hidden_size, parts)
+    if layout.shard_ranks is None:
+        name = layout.data_text
+        cure = choices("data_parallel", model.hidden_size, parts) if layout.context_parallel == 1 else "Change a degree"
+    if model.is_gated and model.hidden_size % parts:
+        raise ValueError(
+            f"model.hidden_size ({model.hidden_size}) / {name} leaves a remainder of "
+            f"{model.hidden_size % parts}; the gated MLP is shared by columns. {cure}, or set layout.shard: none."
         )
     width = model.expert_ffn_hidden_size
-    if model.moe is not None and layout.shard != "none" and (model.hidden_size % dp or width // tp % dp):
+    shared = layout.expert_parts if ep > 1 else parts
+    if model.moe is not None and (model.hidden_size % shared or width // tp % shared):
         raise ValueError(
             f"model.hidden_size ({model.hidden_size}) and model.moe.ffn_hidden_size ({width}) / "
-            f"layout.tensor_parallel ({tp}) must be divisible by layout.data_parallel ({dp}): experts are shared by "
+            f"layout.tensor_parallel ({tp}) must be divisible by {name if ep == 1 else shared}: experts are shared by "
             "columns. Change a degree, or set layout.shard: none."
+        )
+
+
+def _check_experts(model: ModelConfig, layout: LayoutConfig) -> None:
+    ep = layout.expert_parallel
+    if ep == 1:
+        return
+    if model.moe is None:
+        raise ValueError(
+            f"layout.expert_parallel ({ep}) deals experts, and the model has none. Use 1, or set model.moe."
+        )
+    experts = model.moe.num_experts
+    if experts % ep:
+        raise ValueError(
+            f"model.moe.num_experts ({experts}) / layout.expert_parallel ({ep}) leaves a remainder of {experts % ep}. "
+            f"{choices('expert_parallel', experts, ep)}."
         )
 
 

@@ -57,11 +57,12 @@ class TransformerStage(nn.Module):
         super().__init__()
         if model.vocab_size is None:
             raise ValueError("model.vocab_size must be set before the model is built.")
-        tp = mesh.tensor_parallel
-        backend = make_backend(model, tp)
+        tp, context = mesh.tensor_parallel, mesh.context_parallel
+        backend = make_backend(model, tp, context)
         self.model = model
         self.vocab_size = model.vocab_size
         self.tp = tp
+        self.context = context
         self.recompute = recompute
         self.seed = seed
         self.z_loss = 0.0
@@ -78,10 +79,11 @@ class TransformerStage(nn.Module):
         self.shared = shared_parameters(model, mesh.layout)
         layers = layers_of_stages(model, mesh.layout)[self.place]
         self.stacks = Stacks(backend, model, tp, layers, recompute) if model.is_encoder_decoder else None
-        self.dropout = Dropout(model.dropout, seed, tp.rank if tp.sequence_parallel else 0)
+        part, parts = (tp.rank, tp.size) if tp.sequence_parallel else (0, 1)
+        self.dropout = Dropout(model.dropout, seed, part, parts, context)
         self.auxiliary = AuxiliaryLosses() if auxiliary is None else auxiliary
         self.layers = nn.ModuleDict(
-            {str(n): Block(backend, model, tp, n, self.dropout, self.auxiliary) for n in layers}
+            {str(n): Block(backend, model, tp, n, self.dropout, self.auxiliary, context=context) for n in layers}
         )
         has_final_norm = self.is_last and model.norm_position == "pre"
         self.final_norm = backend.norm("final_norm") if has_final_norm else None
@@ -112,6 +114,9 @@ class TransformerStage(nn.Module):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Run the stage.
 
+        Every context-parallel rank is given whole rows and does its part of each; activations and results
+        are of that part (`ContextParallel.cut`), s below.
+
         Args:
             x: Tokens (b, s), int64, on the first stage; else activations (s, b, h), cut along s under
                 sequence parallelism.
@@ -131,13 +136,15 @@ class TransformerStage(nn.Module):
             Activations; or the summed loss (); or log-probabilities and is_greedy, each (b, s); or
             logits (b, s, vocab_size); or the normed activations ("hidden").
         """
+        if self.context.size > 1:
+            positions = self._places(x, positions)
+            x = self.context.cut(x, 1) if self.is_first else x
+            labels, token_types = (None if t is None else self.context.cut(t, 1) for t in (labels, token_types))
         if self.embedding is not None:
             x = self._embed(x, row_ids, positions, token_types)
         if self.stacks is not None:
             return self._through_stacks(x, decoder_inputs, row_ids, documents, labels, want)
-        rotary = None
-        if self.rotary is not None:
-            rotary = self.rotary(x.shape[0] * (self.tp.size if self.tp.sequence_parallel else 1), positions)
+        rotary = None if self.rotary is None else self.rotary(self._row_length(x), positions)
         for block in self.layers.values():
             x = run_block(block, (x, rotary, row_ids, documents), self.recompute)
         if not self.is_last:
@@ -146,8 +153,21 @@ class TransformerStage(nn.Module):
             x = self.final_norm(x)
         if self.pair_head is not None and pair_labels is not None and want == "loss" and torch.is_grad_enabled():
             weights = torch.ones_like(pair_labels) if pair_weights is None else pair_weights
+            weights = weights * float(self.context.rank == 0)  # the ranks that share a row have its start on the first
             x = with_loss(x, self.pair_head.loss(x, pair_labels, weights), self.auxiliary)
         return self._finish(x, labels, want)
+
+    def _row_length(self, x: Tensor) -> int:
+        """Tokens of a whole row, from activations."""
+        return x.shape[0] * (self.tp.size if self.tp.sequence_parallel else 1) * self.context.size
+
+    def _places(self, x: Tensor, positions: Tensor | None) -> Tensor:
+        """Positions of this rank's tokens: (b, s), or (1, s) where all rows count from 0."""
+        if positions is not None:
+            return self.context.cut(positions, 1)
+        length = x.shape[1] if self.is_first else self._row_length(x)
+        check_length(length, self.model)
+        return self.context.places(length, x.device).unsqueeze(0)
 
     def _through_stacks(
         self,

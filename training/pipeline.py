@@ -158,7 +158,7 @@ class OwnPipeline:
 
 def _activation(mesh: Mesh, config: PretrainConfig) -> Tensor:
     tp, length = mesh.tensor_parallel, config.seq_length + config.decoder_length
-    length = length // tp.size if tp.sequence_parallel else length
+    length //= mesh.size("cp") * (tp.size if tp.sequence_parallel else 1)
     shape = (length, config.micro_batch_size, config.model.hidden_size)
     return torch.empty(shape, dtype=compute_dtype(config.precision), device=mesh.device)
 

@@ -34,8 +34,8 @@ class Scorer:
     ) -> tuple[Tensor, Tensor]:
         """Log-probability of each target under the tokens up to its position.
 
-        Under sequence parallelism the length must be divisible by the tensor-parallel degree; pad
-        on the right and give padding IGNORE_INDEX targets: a causal model never looks ahead.
+        The length must be divisible by the layout's `sequence_unit`; pad on the right and give padding
+        IGNORE_INDEX targets: a causal model never looks ahead.
 
         Args:
             tokens: (b, s), int64, equal on all ranks of a model.
@@ -49,8 +49,8 @@ class Scorer:
         out = self._through(tokens, targets, "log_probs", context or {})
         exact = torch.float64 if self.dtype == torch.float64 else torch.float32
         if out is None:
-            log_probs = torch.empty(targets.shape, dtype=exact, device=self.mesh.device)
-            greedy = torch.empty(targets.shape, dtype=torch.bool, device=self.mesh.device)
+            log_probs = torch.empty(self._part(targets), dtype=exact, device=self.mesh.device)
+            greedy = torch.empty(self._part(targets), dtype=torch.bool, device=self.mesh.device)
         else:
             log_probs, greedy = out
         return self._from_last(log_probs.to(exact)), self._from_last(greedy.to(torch.uint8)).bool()
@@ -67,7 +67,7 @@ class Scorer:
         """
         told = context or {}
         out = self._through(tokens, None, "logits", told)
-        shape = (*told.get("decoder_inputs", tokens).shape, self.stages[0].vocab_size)
+        shape = (*self._part(told.get("decoder_inputs", tokens)), self.stages[0].vocab_size)
         logits = torch.empty(shape, dtype=self.dtype, device=self.mesh.device) if out is None else out[0]
         return self._from_last(logits)
 
@@ -91,15 +91,19 @@ class Scorer:
 
     def _empty_activation(self, tokens: Tensor, context: Mapping[str, Tensor]) -> Tensor:
         tp = self.mesh.tensor_parallel
-        rows, length = tokens.shape
+        rows, length = self._part(tokens)
         if "decoder_inputs" in context:
-            length += context["decoder_inputs"].shape[1]
+            length += self._part(context["decoder_inputs"])[1]
         part = length // tp.size if tp.sequence_parallel else length
         return torch.empty(part, rows, self.stages[0].model.hidden_size, dtype=self.dtype, device=self.mesh.device)
 
+    def _part(self, tokens: Tensor) -> tuple[int, int]:
+        """Rows, and tokens of each that are this rank's."""
+        return tokens.shape[0], tokens.shape[1] // self.mesh.size("cp")
+
     def _from_last(self, x: Tensor) -> Tensor:
-        if len(self.ranks) == 1:
-            return x
-        x = x.contiguous()
-        dist.broadcast(x, self._rank_of(self.mesh.layout.num_stages - 1), group=self.mesh.group("pp"))
-        return x
+        """Give the last stage's result for whole rows to every rank."""
+        if len(self.ranks) > 1:
+            x = x.contiguous()
+            dist.broadcast(x, self._rank_of(self.mesh.layout.num_stages - 1), group=self.mesh.group("pp"))
+        return self.mesh.context_parallel.gather(x, 1)

@@ -1,7 +1,7 @@
-"""Sharding over the data-parallel ranks with `fully_shard`, always, also at one rank.
+"""Sharding over the data ranks (data_parallel x context_parallel) with `fully_shard`, always, also at one rank.
 
-So one path gives float32 (or float64) masters under any compute precision. `shard: none` is a
-mesh of two axes, copies over dp and parts over cp, which has one rank.
+So one path gives float32 (or float64) masters under any compute precision. The ranks are copies x parts:
+one copy with as many parts as ranks, or as many copies as ranks (`shard: none`), or between the two.
 """
 
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import DTensor, Shard
 
 from training.config import Precision
 from training.mesh import Mesh
@@ -17,12 +17,11 @@ from training.model import TransformerStage, compute_dtype, master_dtype
 
 
 def shard_stage(stage: TransformerStage, mesh: Mesh, *, precision: Precision) -> TransformerStage:
-    """Wrap each block and the stage itself in place; parameters become DTensors over dp.
+    """Wrap each block and the stage itself in place; parameters become DTensors over the data ranks.
 
-    Gradients are summed over dp (not averaged): the loss carries the division by the token count.
+    Gradients are summed over them (not averaged): the loss carries the division by the token count.
     """
     shard = mesh.layout.shard
-    names = ("dp", "cp") if shard == "none" else ("dp",)
     by_columns = _fused_matrices(stage)
     policy = MixedPrecisionPolicy(
         param_dtype=compute_dtype(precision) if compute_dtype(precision) != master_dtype(precision) else None,
@@ -30,7 +29,7 @@ def shard_stage(stage: TransformerStage, mesh: Mesh, *, precision: Precision) ->
         cast_forward_inputs=False,
     )
     settings: dict[str, Any] = {
-        "mesh": mesh.device_mesh[names],
+        "mesh": mesh.data_axes.shard,
         "mp_policy": policy,
         "reshard_after_forward": shard == "parameters",
         # Blocks of rows are fused in these matrices; cutting rows would mix the blocks.
@@ -60,6 +59,15 @@ def set_last_micro_batch(stage: TransformerStage, is_last: bool, mesh: Mesh) -> 
     stage.set_requires_gradient_sync(reduces)
     stage.set_is_last_backward(is_last)
     stage.set_reshard_after_backward(is_last or mesh.layout.shard == "parameters")
+
+
+def is_first_copy(tensor: torch.Tensor) -> bool:
+    """Say whether this rank is the first of those that hold the same part of a sharded parameter."""
+    if not isinstance(tensor, DTensor):
+        return True
+    mesh = tensor.device_mesh
+    copies = [axis for axis, placement in enumerate(tensor.placements) if placement.is_replicate()]
+    return all(mesh.get_local_rank(axis) == 0 for axis in copies)
 
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:

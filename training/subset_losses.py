@@ -46,8 +46,8 @@ class SubsetLosses:
             share = rows // mesh.size("dp")
             first = consumed_before + mesh.rank("dp") * share
             subsets = torch.from_numpy(np.stack([self._label_subsets(n) for n in range(first, first + share)]))
-            config = self.trainer.config
-            size, length = config.micro_batch_size, config.curriculum.phase_at(consumed_before).seq_length
+            subsets = mesh.context_parallel.cut(subsets, 1)
+            size, length = self.trainer.config.micro_batch_size, subsets.shape[1]
             losses = torch.cat([part.view(length, size).t() for part in kept]).cpu().double()
             counts = losses != IGNORE_INDEX
             sums[0].index_add_(0, subsets[counts], losses[counts])

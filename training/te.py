@@ -20,8 +20,10 @@ from torch import Tensor, nn
 from contracts.errors import ConfigError
 from training.backend import collect_specs
 from training.config import ModelConfig
+from training.context_parallel import WHOLE, ContextParallel
 from training.mesh import TensorParallel
 from training.parameters import ParamSpec
+from training.ring_attention import RingAttention
 
 Recipe = Literal["current_scaling", "block_scaling"]
 
@@ -53,10 +55,11 @@ def fp8(recipe: Recipe = "current_scaling") -> Iterator[None]:
 class TransformerEngineBackend:
     """Builds the layers of `model` for one tensor-parallel rank from Transformer Engine's modules."""
 
-    def __init__(self, model: ModelConfig, tp: TensorParallel) -> None:
+    def __init__(self, model: ModelConfig, tp: TensorParallel, context: ContextParallel = WHOLE) -> None:
         self.te = transformer_engine()
         self.model = model
         self.tp = tp
+        self.context = context
 
     def _parallel(self, mode: str | None) -> dict[str, Any]:
         settings: dict[str, Any] = {"params_dtype": torch.float32, "device": "cuda"}
@@ -115,7 +118,9 @@ class TransformerEngineBackend:
         layer = self.te.RMSNorm(self.model.head_dim, eps=self.model.norm_eps, device="cuda")
         return _Named(layer, {"weight": ParamSpec(f"{name}.weight", None, shape, sp_partial=self.tp.size > 1)})
 
-    def attention(self, *, causal: bool = True) -> "_Attention":
+    def attention(self, *, causal: bool = True) -> "_Attention | RingAttention":
+        if self.context.size > 1:
+            return RingAttention(self.context, self.model.sliding_window, causal=causal)
         return _Attention(self.te, self.model, self.tp, causal=causal)
 
     def param_specs(self, module: nn.Module) -> dict[str, ParamSpec]:

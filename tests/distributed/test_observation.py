@@ -64,12 +64,15 @@ def _run(config: PretrainConfig, index: Path, root: Path) -> list[dict[str, Any]
     return list(read(root / METRICS)) if torch.distributed.get_rank() == 0 else []
 
 
-@pytest.mark.parametrize("layout", [(1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2)], ids=str)
+@pytest.mark.parametrize(
+    ("layout", "context"), [((1, 1, 1), 1), ((2, 1, 1), 1), ((1, 2, 1), 1), ((1, 1, 2), 1), ((1, 1, 1), 2)], ids=str
+)
 def test_the_loss_of_each_subset_is_that_of_its_tokens_at_every_layout(
-    layout: Layout, index: Path, tmp_path: Path
+    layout: Layout, context: int, index: Path, tmp_path: Path
 ) -> None:
     expected = run_on_ranks(1, _expected, _config((1, 1, 1)), index)[0]
-    config = _config(layout, subset_losses=True, profile_steps=(2, 3))
+    more = {"context_parallel": context}
+    config = _config(layout, subset_losses=True, profile_steps=(2, 3), layout_more=more)
 
     lines = run_on_ranks(config.layout.world_size, _run, config, index, tmp_path)[0]
 

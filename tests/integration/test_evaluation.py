@@ -73,7 +73,7 @@ def test_evl_17_an_empty_and_a_one_token_document(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", [{"tensor_parallel": 2}, {"pipeline_parallel": 2}])
+@pytest.mark.parametrize("layout", [{"tensor_parallel": 2}, {"pipeline_parallel": 2}, {"context_parallel": 2}])
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_every_layout_measures_the_same(tmp_path: Path, layout: dict[str, int], family: str) -> None:
     model = tiny_model(family=family)

@@ -109,7 +109,30 @@ def test_gated_matrices_are_shared_by_columns() -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"layout": {"context_parallel": 2}}, "context_parallel (2) above 1 is not supported yet"),
+        (
+            {"layout": {"context_parallel": 4}, "seq_length": 510},
+            "seq_length (510) is no multiple of 8: layout.context_parallel (4) gives each rank two of 8 equal chunks. "
+            "Nearest seq_length: 504 or 512.",
+        ),
+        (
+            {"layout": {"context_parallel": 2, "tensor_parallel": 4}, "seq_length": 100},
+            "and each rank's part is cut over layout.tensor_parallel (4). Nearest seq_length: 96 or 104.",
+        ),
+        (
+            {"layout": {"data_parallel": 2, "context_parallel": 3, "shard_ranks": 4}},
+            "layout.data_parallel (2) x layout.context_parallel (3) = 6 / shard_ranks (4) leaves a remainder of 2. "
+            "Nearest shard_ranks: 3 or 6.",
+        ),
+        ({"layout": {"data_parallel": 2, "shard": "none", "shard_ranks": 2}}, "shard_ranks (2) share nothing"),
+        (
+            {
+                "model": {"family": "llama", "hidden_size": 256},
+                "layout": {"data_parallel": 3, "context_parallel": 2, "shard_ranks": 3},
+                "micro_batch_size": 1,
+                "global_batch_size": 12,
+            },
+            "model.hidden_size (256) / layout.shard_ranks (3) leaves a remainder of 1",
+        ),
         ({"layout": {"virtual_pipeline": 2}}, "Use virtual_pipeline: 1, or pipeline_parallel: 2 or more"),
         ({"layout": {"pipeline_parallel": 2, "shard": "parameters"}}, "Use shard: optimizer"),
         ({"optimizer": {"lr": 1e-4, "min_lr": 1e-3}}, "min_lr (0.001) is above lr (0.0001)"),
