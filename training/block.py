@@ -10,7 +10,7 @@ from training.backend import Backend
 from training.context_parallel import WHOLE, ContextParallel
 from training.dropout import Dropout
 from training.experts import AuxiliaryLosses, Experts
-from training.mesh import TensorParallel
+from training.mesh import TOGETHER, ExpertParallel, TensorParallel
 from training.model_config import ModelConfig
 from training.rotary import rotate
 
@@ -35,6 +35,7 @@ class Block(nn.Module):
         auxiliary: AuxiliaryLosses,
         *,
         context: ContextParallel = WHOLE,
+        dealt: ExpertParallel = TOGETHER,
     ) -> None:
         super().__init__()
         name = f"layers.{layer}"
@@ -51,7 +52,16 @@ class Block(nn.Module):
         self.attention_norm = backend.norm(f"{name}.attn.norm") if self.is_post else None
         self.mlp: Experts | Mlp
         if model.has_experts(layer):
-            self.mlp = Experts(backend, model, tp, name, has_norm=not is_apart, auxiliary=auxiliary, context=context)
+            self.mlp = Experts(
+                backend,
+                model,
+                tp,
+                name,
+                has_norm=not is_apart,
+                auxiliary=auxiliary,
+                context=context,
+                dealt=dealt,
+            )
         else:
             self.mlp = Mlp(backend, model, name, has_norm=not is_apart)
         self.mlp_norm = backend.norm(f"{name}.mlp.norm") if self.is_post else None

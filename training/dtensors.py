@@ -37,9 +37,13 @@ def as_dtensors(local: Tensor, parameter: LocalParameter, mesh: Mesh) -> dict[st
     }
 
 
+def is_dealt_expert(parameter: LocalParameter, mesh: Mesh) -> bool:
+    """Say whether a parameter is of experts that only some data ranks hold."""
+    return mesh.expert_parallel.size > 1 and _sharded(parameter).device_mesh == mesh.expert_axes.shard
+
+
 def _axes(parameter: LocalParameter, mesh: Mesh) -> DeviceMesh:
-    is_dealt = _sharded(parameter).device_mesh == mesh.expert_axes.shard
-    return (mesh.expert_axes if is_dealt else mesh.data_axes).stored
+    return (mesh.expert_axes if is_dealt_expert(parameter, mesh) else mesh.data_axes).stored
 
 
 def _sharded(parameter: LocalParameter) -> DTensor:

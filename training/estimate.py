@@ -148,6 +148,7 @@ def _parameters_per_rank(config: PretrainConfig) -> int:
     held = [0] * ranks
     for name, (shape, tp_dim) in stored_parameters(model).items():
         part = math.prod(shape) // (tp if tp_dim is not None else 1)
+        part //= layout.expert_parallel if ".experts." in name else 1
         if name.startswith("layers."):
             held[owner[int(name.split(".")[1])]] += part
         elif name.startswith("embedding."):

@@ -18,7 +18,8 @@ from training.activation import activate
 from training.backend import Backend
 from training.collectives import enter_tensor_parallel, leave_tensor_parallel
 from training.context_parallel import WHOLE, ContextParallel
-from training.mesh import TensorParallel
+from training.expert_matrices import ExpertMatrices, Matrix, combine, dispatch, matrix_pair, sorting
+from training.mesh import TOGETHER, ExpertParallel, TensorParallel
 from training.model_config import ModelConfig, MoeConfig
 from training.parameters import ParamSpec
 
@@ -53,11 +54,7 @@ def with_loss(x: Tensor, loss: Tensor, auxiliary: AuxiliaryLosses) -> Tensor:
 
 
 class Experts(nn.Module):
-    """Router and experts, with the norm before them; (s, b, h) or (s/tp, b, h) -> the same.
-
-    Expert parallelism would deal the experts (`gate_up`, `down`) to ranks and exchange rows around
-    `_run_experts`; nothing else would change.
-    """
+    """Router and experts, with the norm before them; (s, b, h) or (s/tp, b, h) -> the same."""
 
     def __init__(
         self,
@@ -69,6 +66,7 @@ class Experts(nn.Module):
         has_norm: bool,
         auxiliary: AuxiliaryLosses,
         context: ContextParallel = WHOLE,
+        dealt: ExpertParallel = TOGETHER,
     ) -> None:
         super().__init__()
         if model.moe is None:
@@ -78,14 +76,16 @@ class Experts(nn.Module):
         self.num_sparse_layers = sum(model.has_experts(n) for n in range(model.num_layers))
         hidden, name = model.hidden_size, f"{layer}.mlp"
         self.norm = backend.norm(f"{name}.norm") if has_norm else None
-        self.router = _Matrix(ParamSpec(f"{name}.router.weight", None, (self.moe.num_experts, hidden), tp.size > 1), tp)
-        experts = [f"{name}.experts.{n}" for n in range(self.moe.num_experts)]
-        width, has_gate = model.expert_ffn_hidden_size, model.is_gated
-        self.gate_up, self.down = _pair(experts, (hidden, width), tp, has_gate=has_gate)
-        self.shared_gate_up: _Matrix | None = None
+        self.router = Matrix(ParamSpec(f"{name}.router.weight", None, (self.moe.num_experts, hidden), tp.size > 1), tp)
+        names = [f"{name}.experts.{n}" for n in range(self.moe.num_experts)]
+        sizes, has_gate = (hidden, model.expert_ffn_hidden_size), model.is_gated
+        self.experts = ExpertMatrices(names, sizes, tp, activation=model.activation, has_gate=has_gate, dealt=dealt)
+        self.shared_gate_up: Matrix | None = None
         if shared := self.moe.shared_ffn_hidden_size:
-            self.shared_gate_up, self.shared_down = _pair([f"{name}.shared"], (hidden, shared), tp, has_gate=has_gate)
-            self.shared_router = _Matrix(ParamSpec(f"{name}.shared.router.weight", None, (1, hidden), tp.size > 1), tp)
+            self.shared_gate_up, self.shared_down = matrix_pair(
+                [f"{name}.shared"], (hidden, shared), tp, has_gate=has_gate
+            )
+            self.shared_router = Matrix(ParamSpec(f"{name}.shared.router.weight", None, (1, hidden), tp.size > 1), tp)
 
     def forward(self, x: Tensor) -> Tensor:
         y = x if self.norm is None else self.norm(x)
@@ -116,23 +116,15 @@ class Experts(nn.Module):
         """Send each token to its experts and add up what they make of it: (t, h), (t, k), (t, k) -> (t, h)."""
         num_experts, k = self.moe.num_experts, chosen.shape[1]
         assigned = chosen.flatten()
-        order = assigned.argsort(stable=True)
-        inverse = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+        order, inverse = sorting(assigned)
         counts = assigned.bincount(minlength=num_experts + 1).tolist()
-        rows: Tensor = _Dispatch.apply(flat, order, inverse, k)
-        parts = rows.split(counts)
-        # `unbind` has one gradient for all experts; indexing would make a whole one for each.
-        gate_up = self.gate_up.weight.view(num_experts, -1, flat.shape[1]).unbind()
-        down = self.down.weight.view(num_experts, flat.shape[1], -1).unbind()
-        made = [
-            F.linear(activate(F.linear(part, first), self.activation), second)
-            for part, first, second in zip(parts, gate_up, down, strict=False)
-        ]
-        made.append(torch.zeros_like(parts[-1]))  # those beyond an expert's capacity
-        done = torch.cat(made) * weights.flatten()[order].unsqueeze(1)
-        return _Combine.apply(done, order, inverse, k)  # type: ignore[no-any-return]
+        rows, beyond = dispatch(flat, order, inverse, k).split([sum(counts[:-1]), counts[-1]])
+        made = self.experts(rows, counts[:-1])
+        # Those beyond an expert's capacity come to nothing.
+        done = torch.cat((made, torch.zeros_like(beyond))) * weights.flatten()[order].unsqueeze(1)
+        return combine(done, order, inverse, k)
 
-    def _run_shared(self, flat: Tensor, gate_up: "_Matrix") -> Tensor:
+    def _run_shared(self, flat: Tensor, gate_up: "Matrix") -> Tensor:
         made = F.linear(activate(F.linear(flat, gate_up.weight), self.activation), self.shared_down.weight)
         return made * F.linear(flat, self.shared_router.weight).sigmoid()
 
@@ -180,66 +172,6 @@ class Experts(nn.Module):
         if self.moe.z_loss_coef > 0:
             loss = loss + self.moe.z_loss_coef * logits.logsumexp(-1).square().sum()
         return loss
-
-
-class _Matrix(nn.Module):
-    """This rank's part of a matrix."""
-
-    def __init__(self, spec: ParamSpec, tp: TensorParallel) -> None:
-        super().__init__()
-        shape = list(spec.global_shape)
-        if spec.tp_dim is not None:
-            shape[spec.tp_dim] //= tp.size
-        self.weight = nn.Parameter(torch.empty(shape))
-        self.specs = {"weight": spec}
-
-
-def _pair(names: list[str], sizes: tuple[int, int], tp: TensorParallel, *, has_gate: bool) -> tuple[_Matrix, _Matrix]:
-    """Matrices into and out of the inner width of several experts, fused by rows.
-
-    Args:
-        names: Canonical name of each expert.
-        sizes: (hidden, inner width).
-    """
-    hidden, width = sizes
-    into = tuple(f"{name}.{part}.weight" for name in names for part in (("gate", "up") if has_gate else ("up",)))
-    out = tuple(f"{name}.down.weight" for name in names)
-    prefix = names[0].rpartition(".")[0] if len(names) > 1 else names[0]
-    first = ParamSpec(f"{prefix}.gate_up.weight", 0, (len(into) * width, hidden), blocks=into)
-    second = ParamSpec(f"{prefix}.down.weight", 1, (len(out) * hidden, width), blocks=out if len(out) > 1 else ())
-    if len(into) == 1:
-        first = ParamSpec(into[0], 0, (width, hidden))
-    return _Matrix(first, tp), _Matrix(second, tp)
-
-
-class _Dispatch(torch.autograd.Function):
-    """A copy of each token for each of its experts, in the order of experts; gradients add up without scattering."""
-
-    @staticmethod
-    def forward(ctx: Any, flat: Tensor, order: Tensor, inverse: Tensor, k: int) -> Tensor:
-        ctx.save_for_backward(inverse)
-        ctx.k = k
-        return flat[order.div(k, rounding_mode="floor")]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        (inverse,) = ctx.saved_tensors
-        return grad[inverse].view(-1, ctx.k, grad.shape[1]).sum(1), None, None, None
-
-
-class _Combine(torch.autograd.Function):
-    """The sum of what its experts made of each token: the transpose of `_Dispatch`."""
-
-    @staticmethod
-    def forward(ctx: Any, done: Tensor, order: Tensor, inverse: Tensor, k: int) -> Tensor:
-        ctx.save_for_backward(order)
-        ctx.k = k
-        return done[inverse].view(-1, k, done.shape[1]).sum(1)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        (order,) = ctx.saved_tensors
-        return grad[order.div(ctx.k, rounding_mode="floor")], None, None, None
 
 
 class _WithLoss(torch.autograd.Function):

@@ -67,6 +67,9 @@ class ExpertParallel:
     size: int = 1
 
 
+TOGETHER = ExpertParallel()  # every rank holds all experts
+
+
 @dataclass(frozen=True)
 class Mesh:
     """A layout in action on this rank."""
@@ -124,7 +127,7 @@ def build_mesh(layout: LayoutConfig, device: str = "cpu") -> Mesh:
     device_mesh = init_device_mesh(device, shape, mesh_dim_names=AXES)
     data = device_mesh["dp", "cp"]._flatten("data") if layout.context_parallel > 1 else device_mesh["dp"]
     axes = _data_axes(data, device_mesh["tp"], layout.shard_copies)
-    experts, dealt = axes, ExpertParallel()
+    experts, dealt = axes, TOGETHER
     if layout.expert_parallel > 1:
         size = layout.expert_parallel
         both = data._unflatten(0, (data.size() // size, size), ("expert_data", "expert"))

@@ -57,7 +57,7 @@ class TransformerStage(nn.Module):
         super().__init__()
         if model.vocab_size is None:
             raise ValueError("model.vocab_size must be set before the model is built.")
-        tp, context = mesh.tensor_parallel, mesh.context_parallel
+        tp, context, dealt = mesh.tensor_parallel, mesh.context_parallel, mesh.expert_parallel
         backend = make_backend(model, tp, context)
         self.model = model
         self.vocab_size = model.vocab_size
@@ -83,7 +83,10 @@ class TransformerStage(nn.Module):
         self.dropout = Dropout(model.dropout, seed, part, parts, context)
         self.auxiliary = AuxiliaryLosses() if auxiliary is None else auxiliary
         self.layers = nn.ModuleDict(
-            {str(n): Block(backend, model, tp, n, self.dropout, self.auxiliary, context=context) for n in layers}
+            {
+                str(n): Block(backend, model, tp, n, self.dropout, self.auxiliary, context=context, dealt=dealt)
+                for n in layers
+            }
         )
         has_final_norm = self.is_last and model.norm_position == "pre"
         self.final_norm = backend.norm("final_norm") if has_final_norm else None

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
+from training.dtensors import is_dealt_expert
 from training.gradients import LocalParameter
 from training.mesh import Mesh
 from training.optimizer_config import OptimizerConfig
@@ -35,9 +36,16 @@ class Muon:
         self.values = [p.value for p in parameters]
         self.buffers = [torch.zeros_like(v) for v in self.values]
         self.num_blocks = [len(p.spec.stored()) for p in parameters]
-        matrices = [(shape, box) for p in parameters for shape, box in _boxes(p, mesh)]
-        self.shapes = [shape for shape, _ in matrices]
-        self.exchange = MatrixExchange(self.shapes, [box for _, box in matrices], mesh)
+        matrices = [(p, shape, box) for p in parameters for shape, box in _boxes(p, mesh)]
+        self.shapes = [shape for _, shape, _ in matrices]
+        # Ranks of a stage hold the same matrices, but for dealt experts, which only some of them share.
+        is_dealt = [is_dealt_expert(p, mesh) for p, _, _ in matrices]
+        self.exchanges = []
+        for experts in (False, True) if any(is_dealt) else (False,):
+            places = [n for n, dealt in enumerate(is_dealt) if dealt == experts]
+            boxes = [matrices[n][2] for n in places]
+            group = _stage_group(mesh, experts=experts)
+            self.exchanges.append((places, MatrixExchange([self.shapes[n] for n in places], boxes, group)))
 
     def step(self, gradients: Sequence[Tensor], lr: float, weight_decay: float) -> None:
         momentum = self.config.muon_momentum
@@ -45,7 +53,10 @@ class Muon:
         for buffer, gradient, blocks in zip(self.buffers, gradients, self.num_blocks, strict=True):
             buffer.lerp_(gradient, 1.0 - momentum)
             parts += gradient.lerp(buffer, momentum).chunk(blocks, dim=0) if buffer.numel() else [gradient] * blocks
-        updates = iter(self.exchange.apply(parts, self._orthogonalized))
+        found: dict[int, Tensor] = {}
+        for places, exchange in self.exchanges:
+            found.update(zip(places, exchange.apply([parts[n] for n in places], self._orthogonalized), strict=True))
+        updates = iter(found[n] for n in range(len(parts)))
         shapes = iter(self.shapes)
         for value, blocks in zip(self.values, self.num_blocks, strict=True):
             value.mul_(1.0 - lr * weight_decay)
@@ -129,8 +140,8 @@ class _Parts:
 class MatrixExchange:
     """Brings parts of matrices to one owner each and the results back; the same on every rank of a stage."""
 
-    def __init__(self, shapes: list[Shape], boxes: list[Box], mesh: Mesh) -> None:
-        self.group, self.rank, self.size = _stage_group(mesh)
+    def __init__(self, shapes: list[Shape], boxes: list[Box], group: tuple[dist.ProcessGroup | None, int, int]) -> None:
+        self.group, self.rank, self.size = group
         every: list[list[Box]] = [boxes]
         if self.size > 1:
             every = [[] for _ in range(self.size)]
@@ -201,11 +212,20 @@ def _cost(shape: Shape) -> int:
     return math.prod(shape) * min(shape[-2:])
 
 
-def _stage_group(mesh: Mesh) -> tuple[dist.ProcessGroup | None, int, int]:
-    """Group of the ranks of this rank's pipeline stage; every rank takes part in making all of them."""
+def _stage_group(mesh: Mesh, *, experts: bool) -> tuple[dist.ProcessGroup | None, int, int]:
+    """Group of the ranks of this rank's pipeline stage; every rank takes part in making all of them.
+
+    Args:
+        experts: Only those that hold the same dealt experts as this rank.
+
+    Returns:
+        The group (None: this rank alone), this rank's place in it, and its size.
+    """
     found: tuple[dist.ProcessGroup | None, int, int] = (None, 0, 1)
-    for stage in mesh.device_mesh.mesh:
-        ranks = stage.flatten().tolist()
+    dealt = mesh.expert_parallel.size if experts else 1
+    held = [stage.flatten(0, 1)[n::dealt] for stage in mesh.device_mesh.mesh for n in range(dealt)]
+    for members in held:
+        ranks = members.flatten().tolist()
         if len(ranks) == 1:
             continue
         group = dist.new_group(ranks)

@@ -12,6 +12,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from training.config import Precision
+from training.expert_matrices import ExpertMatrices
 from training.mesh import Mesh
 from training.model import TransformerStage, compute_dtype, master_dtype
 
@@ -36,6 +37,10 @@ def shard_stage(stage: TransformerStage, mesh: Mesh, *, precision: Precision) ->
         "shard_placement_fn": lambda parameter: Shard(1) if parameter in by_columns else Shard(0),
     }
     for block in stage.layers.values():
+        for module in block.modules() if mesh.layout.expert_parallel > 1 else ():
+            if isinstance(module, ExpertMatrices):
+                # Other ranks of the expert-parallel group hold other experts: only peers of this rank share these.
+                fully_shard(module, **{**settings, "mesh": mesh.expert_axes.shard})
         fully_shard(block, **settings)
     fully_shard(stage, **settings)
     for module in stage.modules():

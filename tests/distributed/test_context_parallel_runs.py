@@ -31,7 +31,7 @@ def _config(layout: Layout, **more: Any) -> PretrainConfig:
 def _begin(config: PretrainConfig, root: Path) -> tuple[Any, float]:
     trainer = new_trainer(config)
     curve(trainer, 2)
-    held_out = validation_loss(trainer, PatternSource())
+    held_out = validation_loss(trainer, PatternSource(), 16)
     save_checkpoint(trainer, root, keep_last=1)
     return curve(trainer, 2), held_out
 

@@ -124,6 +124,25 @@ def test_gated_matrices_are_shared_by_columns() -> None:
             "Nearest shard_ranks: 3 or 6.",
         ),
         ({"layout": {"data_parallel": 2, "shard": "none", "shard_ranks": 2}}, "shard_ranks (2) share nothing"),
+        ({"layout": {"data_parallel": 2, "expert_parallel": 2}}, "deals experts, and the model has none. Use 1"),
+        (
+            {"layout": {"data_parallel": 4, "expert_parallel": 3}},
+            "layout.data_parallel (4) = 4 / expert_parallel (3) leaves a remainder of 1. "
+            "Nearest expert_parallel: 2 or 4.",
+        ),
+        (
+            {"layout": {"data_parallel": 12, "shard_ranks": 3, "expert_parallel": 2}},
+            "shard_ranks (3) and expert_parallel (2): one must be a multiple of the other. "
+            "Nearest expert_parallel: 1 or 3.",
+        ),
+        (
+            {
+                "model": {"linear_bias": False, "moe": {"num_experts": 6}},
+                "layout": {"data_parallel": 4, "expert_parallel": 4},
+            },
+            "model.moe.num_experts (6) / layout.expert_parallel (4) leaves a remainder of 2. "
+            "Nearest expert_parallel: 3 or 6.",
+        ),
         (
             {
                 "model": {"family": "llama", "hidden_size": 256},

@@ -50,8 +50,8 @@ def _input() -> Tensor:
 
 def _token_by_token(layer: Experts, x: Tensor, capacity: float) -> Tensor:
     moe = layer.moe
-    gate_up = layer.gate_up.weight.view(moe.num_experts, -1, HIDDEN)
-    down = layer.down.weight.view(moe.num_experts, HIDDEN, -1)
+    gate_up = layer.experts.gate_up.weight.view(moe.num_experts, -1, HIDDEN)
+    down = layer.experts.down.weight.view(moe.num_experts, HIDDEN, -1)
     rows = []
     for row in x.unbind(1):
         taken, outs = [0] * moe.num_experts, []

@@ -60,7 +60,7 @@ def test_weight_decay_of_sgd_is_decoupled_and_spares_norms() -> None:
 @pytest.fixture
 def muon(monkeypatch: pytest.MonkeyPatch) -> Muon:
     class OneRank:
-        tensor_parallel = type("One", (), {"rank": 0, "size": 1})
+        tensor_parallel = expert_parallel = type("One", (), {"rank": 0, "size": 1})
         device_mesh = type("Mesh", (), {"mesh": torch.zeros(1, 1, 1, 1, dtype=torch.int64)})
 
     config = OptimizerConfig(kind="muon", muon_scale="match_rms_adamw")
