@@ -20,11 +20,12 @@ from evaluation.checkpoint import step_folder_of, tokenizer_path_of
 from evaluation.config import EvaluateConfig
 from evaluation.perplexity import DocumentScores, by_document, headline, metrics_of
 from evaluation.rows import Ints
-from evaluation.scoring import score_rows
+from evaluation.scoring import check_causal, score_rows
 from evaluation.windows import document_rows
 from preprocessing.dataset.token_dataset import TokenDataset, artifact_content, pair_files
 from preprocessing.tokenization.loading import load_tokenizer
 from preprocessing.tokenization.tokenizer import TOKENIZER_FILE, Tokenizer
+from training.config import ModelConfig
 from training.step_folders import read_info
 
 RESULTS, DOCUMENTS = "results.json", "documents.parquet"
@@ -57,6 +58,7 @@ def evaluate(settings: EvaluateConfig, inputs: Mapping[str, Artifact], workspace
     checkpoint = _checkpoint(settings, inputs)
     folder = step_folder_of(checkpoint, settings.step)
     info = read_info(folder)
+    check_causal(ModelConfig.model_validate(info.model))
     held_out = open_data(_data(settings, inputs), checkpoint, settings.max_documents)
     prefix = _prefix_token(held_out)
     window = settings.seq_length or info.seq_length

@@ -127,13 +127,22 @@ def _evaluable(layout: LayoutConfig, longest: int, model: ModelConfig) -> Layout
     return layout.model_copy(update={"sequence_parallel": False, "context_parallel": 1})
 
 
-def _check(model: ModelConfig, rows: Rows, longest: int) -> None:
+def check_causal(model: ModelConfig) -> None:
+    """Check that a model gives probabilities of texts.
+
+    Raises:
+        ConfigError: It does not; names its family.
+    """
     if not model.causal:
         raise ConfigError(
             f"a model of family {model.family} sees whole rows, so it gives no probability of a text token by token. "
             "Its validation loss stands in the run's metrics (valid_loss_nats); reshape --to huggingface makes it a "
             "folder for fine-tuning."
         )
+
+
+def _check(model: ModelConfig, rows: Rows, longest: int) -> None:
+    check_causal(model)
     if model.position == "learned" and longest > model.max_position_embeddings:
         raise InputError(
             f"a row feeds {longest} tokens, and the model has {model.max_position_embeddings} learned positions. "
