@@ -33,6 +33,7 @@ def output_loss(
     bias: Tensor | None = None,
     z_loss: float = 0.0,
     keep: list[Tensor] | None = None,
+    skips_ignored: bool = False,
 ) -> Tensor:
     """Sum the cross-entropy of the next token over the positions that count.
 
@@ -49,15 +50,18 @@ def output_loss(
             arXiv:2204.02311, section 5). It enters the gradient and not the value, so that a reported
             loss can be compared with that of other runs.
         keep: Receives the loss of each token, (s x b,); IGNORE_INDEX where none was due.
+        skips_ignored: Make logits of no token whose label is IGNORE_INDEX, which pays where most are, as in BERT's
+            rows. Their number is read, for which a device must be waited for.
 
     Returns:
         (), in nats; float64 for float64 input, else float32.
     """
-    whole = enter_tensor_parallel(hidden, tp)
+    whole, wanted = enter_tensor_parallel(hidden, tp), labels.t().flatten()
+    if skips_ignored and keep is None:
+        counted = (wanted != IGNORE_INDEX).nonzero().squeeze(1)
+        whole, wanted = whole.flatten(0, 1).index_select(0, counted).unsqueeze(1), wanted[counted]
     needs_gradient = torch.is_grad_enabled()
-    loss: Tensor = _OutputLoss.apply(
-        whole, weight, bias, labels.t().flatten(), vocab_size, tp, (z_loss, keep), needs_gradient
-    )
+    loss: Tensor = _OutputLoss.apply(whole, weight, bias, wanted, vocab_size, tp, (z_loss, keep), needs_gradient)
     return loss
 
 

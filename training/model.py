@@ -245,6 +245,7 @@ class TransformerStage(nn.Module):
             bias=bias,
             z_loss=self.z_loss,
             keep=self.kept_losses,
+            skips_ignored=self.head is not None,
         )
 
 
