@@ -174,6 +174,8 @@ class CoreAttention(nn.Module):
             repeats = q.shape[2] // k.shape[2]
             k, v = k.repeat_interleave(repeats, dim=2), v.repeat_interleave(repeats, dim=2)
         q_bnsd, k_bnsd, v_bnsd = (x.permute(1, 2, 0, 3) for x in (q, k, v))
+        if bias is not None and bias.requires_grad and not q.is_cuda:
+            return self._with_learned_bias(q_bnsd, k_bnsd, v_bnsd, bias)
         mask = bias if bias is not None else self._mask(q.shape[0], documents, q.device)
         out_bnsd = F.scaled_dot_product_attention(
             q_bnsd,
@@ -184,6 +186,14 @@ class CoreAttention(nn.Module):
             scale=self.scale,
             enable_gqa=has_groups and q.is_cuda,
         )
+        return out_bnsd.permute(2, 0, 1, 3).flatten(2)
+
+    def _with_learned_bias(self, q_bnsd: Tensor, k_bnsd: Tensor, v_bnsd: Tensor, bias: Tensor) -> Tensor:
+        """Attend in plain products: the CPU has no fused kernel with a gradient of the bias."""
+        scale = self.scale if self.scale is not None else q_bnsd.shape[-1] ** -0.5
+        scores = (q_bnsd if scale == 1.0 else q_bnsd * scale) @ k_bnsd.transpose(-1, -2)
+        # Not in place: selective recomputation keeps the product as it was.
+        out_bnsd = (scores + bias).softmax(-1) @ v_bnsd
         return out_bnsd.permute(2, 0, 1, 3).flatten(2)
 
     def _mask(self, length: int, documents: Tensor | None, device: torch.device) -> Tensor | None:

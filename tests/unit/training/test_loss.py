@@ -88,3 +88,31 @@ def test_the_z_loss_enters_the_gradient_and_not_the_value() -> None:
     torch.testing.assert_close(loss, entropy, rtol=1e-13, atol=0)
     for ours, theirs in zip(found, wanted, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("skips", [False, True])
+def test_a_bias_of_the_logits_has_its_gradient_and_ignored_tokens_need_no_logits(skips: bool) -> None:
+    hidden, weight, labels = _case()
+    bias = torch.linspace(-1, 1, 40, dtype=torch.float64, requires_grad=True)
+    labels[:, ::2] = IGNORE_INDEX
+    logits = F.linear(hidden, weight[:37], bias[:37]).transpose(0, 1)
+    expected = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum", ignore_index=IGNORE_INDEX)
+    wanted = torch.autograd.grad(expected, (hidden, weight, bias))
+
+    loss = output_loss(hidden, weight, labels, vocab_size=37, tp=ONE, bias=bias, skips_ignored=skips)
+    found = torch.autograd.grad(loss, (hidden, weight, bias))
+    log_probs, _ = token_log_probs(hidden, weight, labels, vocab_size=37, tp=ONE, bias=bias)
+
+    torch.testing.assert_close(loss, expected, rtol=1e-13, atol=0)
+    torch.testing.assert_close(-log_probs.sum(), expected.detach(), rtol=1e-12, atol=0)
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-13)
+
+
+def test_rows_of_which_nothing_is_to_be_said_have_no_loss() -> None:
+    hidden, weight, labels = _case()
+
+    loss = output_loss(hidden, weight, torch.full_like(labels, IGNORE_INDEX), vocab_size=37, tp=ONE, skips_ignored=True)
+    gradients = torch.autograd.grad(loss, (hidden, weight))
+
+    assert loss == 0 and not any(gradient.any() for gradient in gradients)
