@@ -330,7 +330,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_by_name(
         label="run",
     )
 
-    assert any(newest.name in note and "sha256" in note for note in progress.notes)
+    assert any(newest.name in note and "xxh3_128" in note for note in progress.notes)
     assert _losses(artifact.path) == _losses(whole_run.path)
 
 
