@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from training.backend import Backend
+from training.context_parallel import WHOLE, ContextParallel
 from training.layers import same_document
 from training.mesh import TensorParallel
 from training.model_config import ModelConfig
@@ -27,9 +28,16 @@ class Stacks(nn.Module):
     """
 
     def __init__(
-        self, backend: Backend, model: ModelConfig, tp: TensorParallel, layers: Sequence[int], recompute: Recompute
+        self,
+        backend: Backend,
+        model: ModelConfig,
+        tp: TensorParallel,
+        layers: Sequence[int],
+        recompute: Recompute,
+        context: ContextParallel = WHOLE,
     ) -> None:
         super().__init__()
+        self.context = context
         self.tp, self.recompute, self.last_of_encoder = tp, recompute, model.num_layers - 1
         kinds = {model.is_decoder_layer(layer) for layer in layers}
         self.encoder_bias = RelativeBias("encoder", model, tp) if False in kinds else None
@@ -45,9 +53,9 @@ class Stacks(nn.Module):
             x: (s, b, h), or (s/tp, b, h) under sequence parallelism.
             y: (t, b, h), or (t/tp, b, h).
             layers: Of the stage, by number.
-            documents: (b, s), int64, of the encoder's tokens.
+            documents: (b, s), int64, of the encoder's tokens, whole rows.
         """
-        parts = self.tp.size if self.tp.sequence_parallel else 1
+        parts = (self.tp.size if self.tp.sequence_parallel else 1) * self.context.size
         bias, causal_bias, cross_bias = self._biases(x.shape[0] * parts, y.shape[0] * parts, documents, x.dtype)
         for name, block in layers.items():
             if int(name) > self.last_of_encoder:
@@ -64,19 +72,27 @@ class Stacks(nn.Module):
         """Positions and masks, as one bias each: of the encoder, of the decoder, and of what it sees of the encoder.
 
         Returns:
-            (1 or b, n/tp, s, s), (1, n/tp, t, t), (b, 1, 1, s) or None.
+            (1 or b, n/tp, s, s), (1, n/tp, t, t), (b, 1, 1, s) or None; only the rows of this rank's queries.
         """
         bias = causal_bias = cross_bias = None
         if self.encoder_bias is not None:
-            bias = self.encoder_bias(length).to(dtype)
+            bias = self.encoder_bias(self._queries(length), length).to(dtype)
             if documents is not None:
-                bias = bias.masked_fill(~same_document(documents), -math.inf)
+                bias = bias.masked_fill(~self.context.cut(same_document(documents), 2), -math.inf)
         if self.decoder_bias is not None:
-            causal_bias = self.decoder_bias(decoder_length).to(dtype)
-            ones = torch.ones(decoder_length, decoder_length, dtype=torch.bool, device=causal_bias.device)
-            causal_bias = causal_bias.masked_fill(ones.triu(1), -math.inf)
+            queries = self._queries(decoder_length)
+            causal_bias = self.decoder_bias(queries, decoder_length).to(dtype)
+            later = torch.arange(decoder_length, device=queries.device) > queries[:, None]
+            causal_bias = causal_bias.masked_fill(later, -math.inf)
             if documents is not None:
                 hidden = (documents < 0)[:, None, None, :]
                 cross_bias = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
                 cross_bias = cross_bias.masked_fill(hidden, -math.inf)
         return bias, causal_bias, cross_bias
+
+    def _queries(self, length: int) -> Tensor:
+        """Places of this rank's tokens in a row."""
+        bias = self.encoder_bias if self.encoder_bias is not None else self.decoder_bias
+        if bias is None:
+            raise RuntimeError("a stage has layers")
+        return self.context.places(length, bias.weight.device)

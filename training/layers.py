@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from training.backend import collect_specs
+from training.backend import AttentionModule, collect_specs
 from training.collectives import column_linear, leave_tensor_parallel
 from training.config import ModelConfig
 from training.context_parallel import WHOLE, ContextParallel
+from training.gathered_attention import GatheredAttention
 from training.mesh import TensorParallel
 from training.parameters import ParamSpec
 from training.ring_attention import RingAttention
@@ -42,11 +43,12 @@ class LocalBackend:
     def head_norm(self, name: str) -> "HeadNorm":
         return HeadNorm(name, self.model, sp_partial=self.tp.size > 1)
 
-    def attention(self, *, causal: bool = True) -> "CoreAttention | RingAttention":
-        if self.context.size > 1:
+    def attention(self, *, causal: bool = True) -> AttentionModule:
+        if self.context.size > 1 and not self.model.is_encoder_decoder:
             return RingAttention(self.context, self.model.sliding_window, causal=causal)
         scale = None if self.model.scales_scores else 1.0
-        return CoreAttention(self.model.sliding_window, causal=causal, scale=scale)
+        core = CoreAttention(self.model.sliding_window, causal=causal, scale=scale)
+        return GatheredAttention(core, self.context) if self.context.size > 1 else core
 
     def param_specs(self, module: nn.Module) -> dict[str, ParamSpec]:
         return collect_specs(module)

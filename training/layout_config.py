@@ -220,11 +220,6 @@ def check_layout(
             f"{name} ({layers}) is below layout.{layout.stages_text}, and every stage "
             f"needs a layer. Use {fewer} or less."
         )
-    if layout.context_parallel > 1 and model.is_encoder_decoder:
-        raise ValueError(
-            f"layout.context_parallel ({layout.context_parallel}): keys with relative positions do not go round a "
-            f"ring, and model.family is {model.family}. Use context_parallel: 1, and more data_parallel."
-        )
     _check_parts(model, layout)
     _check_experts(model, layout)
 

@@ -78,7 +78,9 @@ class TransformerStage(nn.Module):
         self.rotary = RotaryTable(model, dtype) if model.position == "rope" else None
         self.shared = shared_parameters(model, mesh.layout)
         layers = layers_of_stages(model, mesh.layout)[self.place]
-        self.stacks = Stacks(backend, model, tp, layers, recompute) if model.is_encoder_decoder else None
+        self.stacks: Stacks | None = None
+        if model.is_encoder_decoder:
+            self.stacks = Stacks(backend, model, tp, layers, recompute, context)
         part, parts = (tp.rank, tp.size) if tp.sequence_parallel else (0, 1)
         self.dropout = Dropout(model.dropout, seed, part, parts, context)
         self.auxiliary = AuxiliaryLosses() if auxiliary is None else auxiliary
@@ -140,9 +142,12 @@ class TransformerStage(nn.Module):
             logits (b, s, vocab_size); or the normed activations ("hidden").
         """
         if self.context.size > 1:
-            positions = self._places(x, positions)
+            if self.stacks is None:
+                positions = self._places(x, positions)
             x = self.context.cut(x, 1) if self.is_first else x
-            labels, token_types = (None if t is None else self.context.cut(t, 1) for t in (labels, token_types))
+            labels, token_types, decoder_inputs = (
+                None if t is None else self.context.cut(t, 1) for t in (labels, token_types, decoder_inputs)
+            )
         if self.embedding is not None:
             x = self._embed(x, row_ids, positions, token_types)
         if self.stacks is not None:

@@ -30,11 +30,11 @@ class RelativeBias(nn.Module):
         self.weight = nn.Parameter(torch.empty(shape[0], shape[1] // tp.size))
         self.specs = {"weight": ParamSpec(f"{stack}.relative.weight", 1, shape)}
 
-    def forward(self, length: int) -> Tensor:
-        """Return (1, n/tp, q, k) for q = k = `length`."""
+    def forward(self, queries: Tensor, length: int) -> Tensor:
+        """Return (1, n/tp, q, k) for queries at some places, (q,), int64, and k = `length` keys."""
         places = torch.arange(length, device=self.weight.device)
         found = buckets(
-            places[None, :] - places[:, None], self.buckets, self.distance, sees_both_ways=self.sees_both_ways
+            places[None, :] - queries[:, None], self.buckets, self.distance, sees_both_ways=self.sees_both_ways
         )
         return F.embedding(found, self.weight).permute(2, 0, 1).unsqueeze(0)
 

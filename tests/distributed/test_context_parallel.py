@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from encoder_cases import ENCODERS, EncoderSource
+from encoder_cases import ENCODERS, SHORT, EncoderSource
 from ranks import run_on_ranks
 from reference_models import batch_gradients, put_weights, random_weights
 from torch import Tensor
@@ -27,10 +27,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "experts": ("mixtral", {"num_query_groups": 2, "tied_embeddings": True, "moe": MOE}),
     "bert with pairs": ("bert", {**ENCODERS["bert"][1], "dropout": 0.2}),
     "roberta": ("roberta", {"dropout": 0.1}),
+    "t5": ("t5", {**SHORT, "head_dim": 16, "dropout": 0.2}),
     "four layers": ("mixtral", {"num_layers": 4, "dropout": 0.1, "sliding_window": 9, "moe": MOE}),
 }
 TWO_LAYERS = tuple(name for name in CASES if name != "four layers")
-UNLIKE = ("gpt2 with dropout", "mistral", "experts", "bert with pairs")
+UNLIKE = ("gpt2 with dropout", "mistral", "experts", "bert with pairs", "t5")
+DECODER_LENGTH = 16
 Layout = tuple[int, int, int, int]  # tensor, pipeline, data, context
 Found = dict[str, tuple[list[tuple[float, ...]], dict[str, Tensor]]]
 
@@ -53,13 +55,14 @@ class DocumentSource:
 def _config(name: str, layout: Layout, changes: dict[str, Any]) -> PretrainConfig:
     family, model = CASES[name]
     more = {"context_parallel": layout[3], **changes.get("layout_more", {})}
-    return tiny_config(family, layout[:3], train_steps=4, model=model, **{**changes, "layout_more": more})
+    decoder = {"decoder_seq_length": DECODER_LENGTH} if family == "t5" else {}
+    return tiny_config(family, layout[:3], train_steps=4, model=model, **{**decoder, **changes, "layout_more": more})
 
 
 def _sources(config: PretrainConfig) -> tuple[Source, Source]:
     if config.model.causal:
         return PatternSource(), DocumentSource()
-    source = EncoderSource(config.model, SEQ_LENGTH, 0)
+    source = EncoderSource(config.model, SEQ_LENGTH, DECODER_LENGTH)
     return source, source
 
 
@@ -127,7 +130,7 @@ def test_every_family_is_the_same_where_ranks_share_sequences(layout: Layout) ->
     ids=str,
 )
 def test_execution_choices_change_nothing(layout: Layout, changes: dict[str, Any]) -> None:
-    _assert_equal(_run(layout, ("gpt2 with dropout", "experts", "bert with pairs"), **changes))
+    _assert_equal(_run(layout, ("gpt2 with dropout", "experts", "bert with pairs", "t5"), **changes))
 
 
 def test_more_ranks_and_interleaved_stages_change_nothing() -> None:
