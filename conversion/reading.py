@@ -8,10 +8,10 @@ from pydantic import ValidationError
 from contracts.errors import ConfigError, InputError
 from conversion.catalogue import Checkpoint
 from conversion.detect import NAMES, format_of
-from conversion.step_choice import native_step_folder
 from training.config import ModelConfig
 from training.optimizer_state import states_in
 from training.parameters import OPTIMIZER_PREFIX, stored_parameters
+from training.step_choice import native_step_folder
 from training.step_folders import CheckpointInfo
 
 

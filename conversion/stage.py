@@ -12,8 +12,8 @@ from contracts.store import Workspace
 from conversion.config import ReshapeConfig
 from conversion.detect import format_of
 from conversion.huggingface_files import CONFIG, INDEX, weight_files
-from conversion.step_choice import native_step_folder
 from conversion.tokenizer_files import tokenizer_files
+from training.step_choice import native_step_folder
 
 
 def _reshape(settings: ReshapeConfig, inputs: Mapping[str, Artifact], workspace: Workspace) -> dict[str, Any]:

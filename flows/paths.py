@@ -19,7 +19,7 @@ PATHS: dict[str, tuple[str, ...]] = {
     "split": ("dataset",),
     "import": ("sources", "tokenizer"),
     "index": ("datasets",),
-    "pretrain": ("datasets", "valid_sets"),
+    "pretrain": ("datasets", "valid_sets", "initial.checkpoint"),
     "reshape": ("checkpoint",),
     "evaluate": ("checkpoint", "data"),
 }

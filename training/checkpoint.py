@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from contracts.errors import InputError, ShardlineError
 from training.checkpoint_files import Planner, Writer
 from training.checkpoint_files import SafeReader as SafeReader
-from training.config import ModelConfig, Precision, PretrainConfig
+from training.config import InitialConfig, ModelConfig, Precision, PretrainConfig
 from training.dtensors import as_dtensors
 from training.file_digests import SHA256
 from training.gradients import LocalParameter, local_parameters
@@ -176,6 +176,32 @@ def load_checkpoint(trainer: Trainer, folder: Path) -> None:
     trainer.load_extra_state(info.extra.get(TRAINER_KEY, {}), step=info.step, consumed_samples=info.consumed_samples)
 
 
+def load_initial(trainer: Trainer, folder: Path, wanted: InitialConfig) -> None:
+    """Begin a run with what `wanted` takes of a checkpoint of any layout, on every rank.
+
+    Raises:
+        InputError: It is of another model or optimizer, or is damaged.
+    """
+    if wanted.position:
+        load_checkpoint(trainer, folder)
+        return
+    if not wanted.optimizer:
+        if wanted.averaged and not has_average(read_info(folder)):
+            raise InputError(f"{folder}: holds no moving average of the weights. Leave out initial.averaged.")
+        load_weights(trainer.stages, trainer.mesh, folder, averaged=wanted.averaged)
+        trainer.optimizer.restart_averages()
+        return
+    load_checkpoint(trainer, folder)
+    updates = trainer.updates
+    trainer.load_extra_state({}, step=0, consumed_samples=0)
+    trainer.optimizer.set_step(updates)
+
+
+def has_average(info: CheckpointInfo) -> bool:
+    """Say whether a checkpoint holds a moving average of the weights."""
+    return bool(info.extra.get(STATE_KEY, {}).get("ema"))
+
+
 def roll_back(trainer: Trainer, root: Path) -> str:
     """Put weights and optimizer state of the newest checkpoint back, on every rank; the position stays.
 
@@ -255,7 +281,7 @@ def load_model(
         model=model, layout=mesh.layout, precision=precision, recompute="none", seed=0
     )
     stages = build_stages(config, mesh, initialized=False)
-    if averaged and not info.extra.get(STATE_KEY, {}).get("ema"):
+    if averaged and not has_average(info):
         raise InputError(
             f"{folder}: holds no moving average of the weights. Train with optimizer.ema_decay, or measure the weights."
         )

@@ -15,6 +15,7 @@ from contracts.configuration import Settings, added, execution
 from preprocessing.config import Split
 from preprocessing.samples.objectives import BertConfig, FimConfig, T5Config
 from training.curriculum import Curriculum, PhaseConfig
+from training.initial_config import InitialConfig as InitialConfig
 from training.layout_config import LayoutConfig as LayoutConfig
 from training.layout_config import check_layout as check_layout
 from training.layout_config import multiples
@@ -49,6 +50,9 @@ class PretrainConfig(Settings):
 
     model: ModelConfig = Field(default_factory=ModelConfig, description="The model.")
     layout: LayoutConfig = Field(default_factory=LayoutConfig, description="How it is cut over ranks.")
+    initial: InitialConfig = added(
+        InitialConfig(), description="A checkpoint to begin with: continued pretraining, fine-tuning, a longer run."
+    )
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="The optimizer and its schedule.")
     seq_length: PositiveInt = Field(512, description="Tokens per training row.")
     micro_batch_size: PositiveInt = execution(4, description="Rows per rank per forward pass.")

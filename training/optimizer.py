@@ -74,6 +74,12 @@ class LocalOptimizer:
         if self.ema_decay is not None and self.averages:
             torch._foreach_lerp_(self.averages, [v.detach() for v in self.values], 1.0 - self.ema_decay)
 
+    @torch.no_grad()
+    def restart_averages(self) -> None:
+        """Let the moving averages begin with the parameters as they are now."""
+        for average, value in zip(self.averages, self.values, strict=True) if self.averages else ():
+            average.copy_(value)
+
     def moments(self, index: int) -> dict[str, Tensor]:
         """Everything kept for parameter `index`, by its name in a checkpoint, each of its local shape."""
         updater, place = self._places[index]

@@ -32,6 +32,7 @@ class Job:
         output: Folder of the artifact.
         index: Folder of the index artifact.
         resume_from: Step folder to go on from; None starts from the seed.
+        initial: Step folder to begin with, as the settings' `initial` says; None begins with random weights.
         stop_file: When it appears, the run saves and ends.
         validation: Name to index and split of every validation set; the run's own has the name "".
     """
@@ -40,6 +41,7 @@ class Job:
     output: str
     index: str
     resume_from: str | None
+    initial: str | None
     stop_file: str
     validation: dict[str, tuple[str, str]]
 
@@ -98,7 +100,7 @@ def train(job: Job, open_samples: Callable[[Job, str, str], "tuple[Source, int]"
     config = PretrainConfig.model_validate(job.config)
     import torch.distributed as dist
 
-    from training.checkpoint import load_checkpoint
+    from training.checkpoint import load_checkpoint, load_initial
     from training.mesh import build_mesh, init_ranks
     from training.trainer import Trainer, full_precision_matmul
 
@@ -111,6 +113,8 @@ def train(job: Job, open_samples: Callable[[Job, str, str], "tuple[Source, int]"
     trainer = Trainer(config, mesh)
     if job.resume_from is not None:
         load_checkpoint(trainer, Path(job.resume_from))
+    elif job.initial is not None:
+        load_initial(trainer, Path(job.initial), config.initial)
     train_source, _ = open_samples(job, job.index, "train")
     valid_sources = {name: open_samples(job, *where) for name, where in job.validation.items()}
     result = run(trainer, job, train_source, valid_sources)

@@ -22,9 +22,11 @@ from preprocessing.samples.splits import parse_split
 from training.config import PretrainConfig, with_vocab_size
 from training.file_digests import SHA256
 from training.flops import parameter_count, step_flops_per_token
+from training.initial import INITIAL, Initial, check_initial, check_same_data, find_initial
 from training.launch import run_ranks
 from training.metrics import METRICS, LastLine, read
 from training.rank import Job
+from training.step_folders import MANIFEST as STEP_MANIFEST
 from training.step_folders import (
     StepFolder,
     clear_unfinished,
@@ -42,22 +44,28 @@ def pretrain(settings: PretrainConfig, inputs: Mapping[str, Artifact], workspace
     """Train the model of `settings` on the datasets; goes on where an interrupted run left a checkpoint.
 
     Args:
-        inputs: `dataset0`, `dataset1`, ...; else `settings.datasets` names them by path.
+        inputs: `dataset0`, `dataset1`, ...; else `settings.datasets` names them by path. And `initial`, a checkpoint
+            to begin with; else `settings.initial.checkpoint` may name one.
 
     Raises:
         ConfigError: The settings do not fit the datasets.
         ShardlineError: A rank failed, or the run was asked to stop before its last step.
     """
+    initial = find_initial(settings, inputs)
+    inputs = {name: item for name, item in inputs.items() if name != INITIAL}
     datasets = _datasets(settings, inputs)
-    settings = _with_vocabulary(settings, datasets)
+    settings = _with_vocabulary(settings, datasets, initial)
+    if initial is not None:
+        check_initial(settings, initial, datasets)
     latest = _newest_checkpoint(workspace)
     _check_batches(settings, latest)
     index = _index(settings, inputs, workspace)
+    facts = {} if initial is None else _begun_with(settings, initial, index, workspace)
     validation = _validation(settings, inputs, index, workspace)
-    _copy_tokenizer(datasets, workspace.path)
+    _copy_tokenizer(datasets, workspace.path, initial)
     if latest is None or latest.step < settings.train_steps:
-        _train(settings, index, validation, latest, workspace)
-    return _summary(settings, index, workspace)
+        _train(settings, index, validation, latest, initial, workspace)
+    return {**_summary(settings, index, workspace), **facts}
 
 
 def _datasets(settings: PretrainConfig, inputs: Mapping[str, Artifact]) -> list[Artifact]:
@@ -78,9 +86,24 @@ def _number(name: str) -> int:
     return int(digits) if digits.isdigit() else 0
 
 
-def _with_vocabulary(settings: PretrainConfig, datasets: list[Artifact]) -> PretrainConfig:
+def _begun_with(settings: PretrainConfig, initial: Initial, index: Artifact, workspace: Workspace) -> dict[str, Any]:
+    """Facts on the checkpoint that the run begins with; says what a user should know of them."""
+    facts: dict[str, Any] = {"initial": {"step": initial.info.step, "folder": str(initial.folder)}}
+    difference = check_same_data(settings, initial, index, ArtifactStore(workspace.store.root))
+    if difference is not None:
+        workspace.progress.note(f"warning: {difference}; accepted by initial.other_data")
+        facts["initial"]["other_data"] = difference
+    taken = "weights" + (", optimizer" if settings.initial.optimizer else "")
+    taken += " and position" if settings.initial.position else ""
+    workspace.progress.note(f"beginning with {taken} of {initial.folder} (step {initial.info.step})")
+    return facts
+
+
+def _with_vocabulary(settings: PretrainConfig, datasets: list[Artifact], initial: Initial | None) -> PretrainConfig:
     sizes = {item.name: int(item.summary["vocab_size"]) for item in datasets if "vocab_size" in item.summary}
     largest = max(sizes.values(), default=None)
+    if initial is not None and settings.model.vocab_size is None:
+        settings = with_vocab_size(settings, int(initial.info.model["vocab_size"]))
     if settings.model.vocab_size is None and largest is None:
         raise ConfigError("model.vocab_size is not set, and the datasets do not say it. Set model.vocab_size.")
     if largest is not None and (settings.model.vocab_size or largest) < largest:
@@ -103,9 +126,11 @@ def _has_validation(settings: PretrainConfig) -> bool:
     return settings.validates and parse_split(settings.split)[1] is not None
 
 
-def _copy_tokenizer(datasets: list[Artifact], folder: Path) -> None:
+def _copy_tokenizer(datasets: list[Artifact], folder: Path, initial: Initial | None) -> None:
     """Keep the tokenizer beside the weights: scoring and export need it long after the data is gone."""
     source = tokenizer_folder(datasets[0].path) if datasets else None
+    if source is None and initial is not None:
+        source = tokenizer_folder(initial.folder)
     if source is not None:
         copy_tokenizer({file.name: file for file in source.iterdir() if file.is_file()}, folder / TOKENIZER)
 
@@ -202,6 +227,7 @@ def _train(
     index: Artifact,
     validation: dict[str, tuple[str, str]],
     latest: StepFolder | None,
+    initial: Initial | None,
     workspace: Workspace,
 ) -> None:
     logs = workspace.path / LOGS
@@ -211,6 +237,7 @@ def _train(
         output=str(workspace.path.resolve()),
         index=str(index.path.resolve()),
         resume_from=str(latest.path.resolve()) if latest else None,
+        initial=str(initial.folder.resolve()) if initial else None,
         stop_file=str((logs / "stop").resolve()),
         validation=validation,
     )
@@ -313,7 +340,9 @@ def _raw(settings: PretrainConfig) -> dict[str, str]:
 def _raw_files(settings: PretrainConfig) -> dict[str, Path]:
     from preprocessing.dataset.token_dataset import pair_files
 
-    return {
+    chosen = find_initial(settings, {}) if settings.initial.checkpoint else None
+    initial = {"initial": chosen.folder / STEP_MANIFEST} if chosen else {}
+    return initial | {
         f"{label}{name}": file
         for label, path in [
             *((f"dataset{number}", path) for number, path in enumerate(settings.datasets)),

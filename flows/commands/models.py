@@ -43,6 +43,15 @@ def pretrain(
     nproc: Annotated[
         int | None, typer.Option(help="Ranks to start; sets layout.data_parallel so that the degrees fill them.")
     ] = None,
+    initial: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            help="Begin with the weights of this checkpoint, and with its model where no other is given. See the "
+            "settings initial.* for its optimizer and position.",
+            metavar="CHECKPOINT",
+        ),
+    ] = None,
     valid: Annotated[
         list[str] | None,
         typer.Option("--valid", help="One more validation set; may be repeated.", metavar="NAME=DATASET"),
@@ -60,7 +69,10 @@ def pretrain(
     """Train a model; the same command goes on after an interruption, bit for bit.
 
     Example: [bold]shardline pretrain --dataset dataset --config model.yaml -s train_steps=500 --output run[/bold]
+
+    Goes on with other data: [bold]shardline pretrain --from run --dataset more -s train_steps=100 --output run2[/bold]
     """
+    from flows.initial import has_model, initial_checkpoint
     from flows.model_presets import model_overrides
     from training.config import PretrainConfig
     from training.stage import PRETRAIN
@@ -68,6 +80,9 @@ def pretrain(
     where = store_at(store, output)
     inputs, paths = datasets_among(dataset, where)
     sets = [f"valid_sets.{item}" for item in valid or ()]
+    if initial is not None:
+        begun, more = initial_checkpoint(initial, where, takes_model=model is None and not has_model(config))
+        inputs, sets = inputs | begun, [*more, *sets]
     overrides = [*model_overrides(model), *sets, *(["profile_steps=[3, 5]"] if profile else []), *(overrides or ())]
     settings = settings_of(PretrainConfig, "pretrain", config, overrides, {"datasets": paths})
     if nproc is not None:

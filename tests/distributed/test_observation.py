@@ -59,7 +59,7 @@ def _expected(config: PretrainConfig, index: Path) -> dict[str, float]:
 
 def _run(config: PretrainConfig, index: Path, root: Path) -> list[dict[str, Any]]:
     (root / "logs").mkdir(parents=True, exist_ok=True)
-    job = Job(config.model_dump(mode="json"), str(root), str(index), None, str(root / "stop"), {})
+    job = Job(config.model_dump(mode="json"), str(root), str(index), None, None, str(root / "stop"), {})
     run(new_trainer(config), job, open_causal_samples(index), {})
     return list(read(root / METRICS)) if torch.distributed.get_rank() == 0 else []
 
