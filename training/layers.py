@@ -195,7 +195,8 @@ class CoreAttention(nn.Module):
         scale = self.scale if self.scale is not None else q_bnsd.shape[-1] ** -0.5
         scores = (q_bnsd if scale == 1.0 else q_bnsd * scale) @ k_bnsd.transpose(-1, -2)
         # Not in place: selective recomputation keeps the product as it was.
-        out_bnsd = (scores + bias).softmax(-1) @ v_bnsd
+        exact = torch.float32 if v_bnsd.dtype.itemsize == 2 else v_bnsd.dtype
+        out_bnsd = (scores + bias).softmax(-1, dtype=exact).to(v_bnsd.dtype) @ v_bnsd
         return out_bnsd.permute(2, 0, 1, 3).flatten(2)
 
     def _mask(self, length: int, documents: Tensor | None, device: torch.device) -> Tensor | None:

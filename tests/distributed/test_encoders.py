@@ -16,6 +16,7 @@ from training_cases import SEQ_LENGTH, new_trainer, relative_difference, tiny_co
 
 from training.config import PretrainConfig
 from training.data import count_loss_tokens, read_batch, step_sample_ids, weigh_pairs
+from training.validation import validation_loss
 
 DECODER_LENGTH = 16
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -57,6 +58,7 @@ def _train_all(layout: tuple[int, int, int], names: tuple[str, ...], changes: di
         trainer.auxiliary.take()
         steps = [trainer.train_step(source) for _ in range(2)]
         losses = [(s.loss_nats, s.gradient_norm, 1.0 + s.auxiliary_loss_nats) for s in steps]
+        losses.append((validation_loss(trainer, source, 13),) * 3)
         found[name] = (losses, gradients)
     return found
 
@@ -114,3 +116,28 @@ def test_interleaved_stages_change_nothing_of_an_encoder() -> None:
     found = _run((1, 2, 1), names, layout_more={"virtual_pipeline": 2})
 
     _assert_equal(found)
+
+
+def _train_variants(layout: tuple[int, int, int], variants: tuple[tuple[str, dict[str, Any]], ...]) -> list[Any]:
+    found = []
+    for name, changes in variants:
+        config = _config(name, layout, changes)
+        trainer, source = new_trainer(config), EncoderSource(config.model, SEQ_LENGTH, DECODER_LENGTH)
+        steps = [trainer.train_step(source) for _ in range(3)]
+        found.append([(s.loss_nats, s.gradient_norm) for s in steps])
+    return found
+
+
+def test_encoders_learn_the_same_under_every_optimizer_and_nearly_so_in_every_precision() -> None:
+    names = ("bert", "t5", "t5 v1.1")
+    muon = tuple((name, {"optimizer": {"kind": "muon"}}) for name in names)
+    exact = run_on_ranks(1, _train_variants, (1, 1, 1), (*muon, *((name, {}) for name in names)))[0]
+    lower = tuple((name, {"precision": precision}) for precision in ("float32", "bf16", "fp16") for name in names)
+
+    found = run_on_ranks(4, _train_variants, (2, 1, 2), (*muon, *lower))[0]
+
+    for ours, expected in zip(found[:3], exact[:3], strict=True):
+        assert relative_difference(ours, expected) < 1e-12
+    for (name, changes), losses, expected in zip(lower, found[3:], exact[3:] * 3, strict=True):
+        tolerance = 1e-5 if changes["precision"] == "float32" else 4e-2
+        assert relative_difference(losses, expected) < tolerance, (name, changes)
