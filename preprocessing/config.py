@@ -5,7 +5,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from contracts.configuration import Settings, added, execution
-from preprocessing.samples.objectives import BertConfig, FimConfig, Objective, T5Config
+from preprocessing.reading.turns import fields_of
+from preprocessing.samples.objectives import BertConfig, FimConfig, Objective, SftConfig, T5Config
 from preprocessing.samples.splits import parse_split
 
 END_OF_DOCUMENT = "<|endoftext|>"
@@ -156,6 +157,32 @@ class TokenizerConfig(Settings):
         return self
 
 
+class TurnsConfig(Settings):
+    """Records that are conversations, for fine-tuning on what is said in them."""
+
+    prompt: str = Field(
+        "{prompt}",
+        description="Template of what is read, with keys of the record in braces, as in 'Q: {question}\\nA: '.",
+    )
+    response: str = Field("{response}", description="Template of what is to be said.")
+    messages: str | None = Field(
+        None, description="Key of a list of messages with role and content, in place of prompt and response."
+    )
+    turn: str = Field(
+        "{role}: {content}\n",
+        description="Template of a message. Of an assistant's, what stands before {content} is read, the rest is said.",
+    )
+
+    @model_validator(mode="after")
+    def _templates_have_fields(self) -> "TurnsConfig":
+        for name in ("prompt", "response"):
+            if not fields_of(getattr(self, name)):
+                raise ValueError(f"turns.{name} {getattr(self, name)!r} names no key of the record; write {{key}}.")
+        if self.turn.count("{content}") != 1:
+            raise ValueError(f"turns.turn {self.turn!r} must hold {{content}} once.")
+        return self
+
+
 class IngestConfig(Settings):
     """Tokenize a corpus into `.bin`/`.idx` shards."""
 
@@ -194,6 +221,11 @@ class IngestConfig(Settings):
         pattern="[a-z]{2,3}",
         description="Divide documents into sentences by the rules of this language (en, de, ...), each a sequence of "
         "the dataset: what BERT's pairs of segments need.",
+    )
+    turns: TurnsConfig | None = added(
+        None,
+        description="Records are conversations: prompt and response by template, or messages. Each turn is a sequence of "
+        "the dataset: what fine-tuning with pretrain.sft needs.",
     )
     max_rejects: float | None = added(
         None,
@@ -249,6 +281,12 @@ class IngestConfig(Settings):
     def _cluster_has_an_executor(self) -> "IngestConfig":
         if self.cluster is not None and self.executor == "local":
             raise ValueError("cluster is the address of a Ray or Dask cluster: set executor to ray or dask with it.")
+        return self
+
+    @model_validator(mode="after")
+    def _turns_are_alone(self) -> "IngestConfig":
+        if self.turns is not None and (self.sentences is not None or self.keep_empty):
+            raise ValueError("turns divide documents already, and none is empty; leave out sentences and keep_empty.")
         return self
 
     @model_validator(mode="after")
@@ -318,6 +356,7 @@ class IndexConfig(Settings):
     fim: FimConfig = added(FimConfig(), description="Fill-in-the-middle samples.")
     bert: BertConfig = added(BertConfig(), description="BERT's samples; their documents are rows of sentences.")
     t5: T5Config = added(T5Config(), description="T5's samples; seq_length is that of the encoder.")
+    sft: SftConfig = added(SftConfig(), description="Rows of conversations, for fine-tuning.")
 
     @property
     def is_counted(self) -> bool:

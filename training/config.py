@@ -13,7 +13,7 @@ from pydantic import Field, PositiveInt, model_validator
 
 from contracts.configuration import Settings, added, execution
 from preprocessing.config import Split
-from preprocessing.samples.objectives import BertConfig, FimConfig, T5Config
+from preprocessing.samples.objectives import BertConfig, FimConfig, SftConfig, T5Config
 from training.curriculum import Curriculum, PhaseConfig
 from training.initial_config import InitialConfig as InitialConfig
 from training.layout_config import LayoutConfig as LayoutConfig
@@ -65,6 +65,11 @@ class PretrainConfig(Settings):
     train_steps: PositiveInt = Field(100, description="Optimizer steps of the run.")
     fim: FimConfig | None = added(
         None, description="Fill-in-the-middle rows for a causal model. Default: the next token of the text as it is."
+    )
+    sft: SftConfig | None = added(
+        None,
+        description="Supervised fine-tuning: rows of conversations, of which only what is said gives a loss; needs data "
+        "ingested as turns. Default: plain text.",
     )
     bert: BertConfig | None = added(
         None,
@@ -246,11 +251,13 @@ class PretrainConfig(Settings):
     def _check_objective(self) -> None:
         model = self.model
         kind = "t5" if model.is_encoder_decoder else "causal" if model.causal else "bert"
-        for name, needed in (("fim", "causal"), ("bert", "bert"), ("t5", "t5")):
+        for name, needed in (("fim", "causal"), ("sft", "causal"), ("bert", "bert"), ("t5", "t5")):
             if getattr(self, name) is not None and kind != needed:
                 raise ValueError(f"{name} does not go with model.family: {model.family}. Leave {name} out.")
         if kind != "causal" and any(phase.seq_length not in (None, self.seq_length) for phase in self.phases):
             raise ValueError(f"rows of model.family: {model.family} have one length; leave seq_length out of phases.")
+        if self.sft is not None:
+            self._check_conversations()
         if kind != "causal" and self.sees_documents:
             raise ValueError(
                 "reset_position_ids, reset_attention_mask and eod_mask_loss are for causal models; rows of "
@@ -269,6 +276,19 @@ class PretrainConfig(Settings):
             )
         if kind != "t5" and self.decoder_seq_length is not None:
             raise ValueError(f"decoder_seq_length is for t5, and model.family is {model.family}. Leave it out.")
+
+    def _check_conversations(self) -> None:
+        if self.fim is not None:
+            raise ValueError("sft and fim are two kinds of rows. Leave one out.")
+        if self.sees_documents:
+            raise ValueError(
+                "rows of conversations keep them apart already. Leave out reset_position_ids, reset_attention_mask and "
+                "eod_mask_loss."
+            )
+        if any(phase.seq_length not in (None, self.seq_length) for phase in self.phases):
+            raise ValueError("rows of conversations are not cut into parts; leave seq_length out of phases.")
+        if self.subset_losses:
+            raise ValueError("subset_losses is for rows of plain text; leave it out with sft.")
 
     @property
     def bert_objective(self) -> BertConfig:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from contracts.errors import ConfigError
 from preprocessing.dataset.token_dataset import TokenDataset
 from preprocessing.samples.bert import NO_LABEL, BertSamples
+from preprocessing.samples.conversations import ConversationSamples
 from preprocessing.samples.fim import FimSamples
 from preprocessing.samples.gpt import DocumentSamples, DocumentSpan, GPTSamples
 from preprocessing.samples.opening import open_causal_samples, open_samples
@@ -37,6 +38,11 @@ def open_rows(config: PretrainConfig, index: Path, split: str) -> "tuple[Source,
     Raises:
         ConfigError: The index was built for another kind of model, or does not tell documents apart.
     """
+    if config.sft is not None:
+        conversations = open_samples(index, split)
+        if not isinstance(conversations, ConversationSamples):
+            raise ConfigError(f"{index} is no index of conversations. Build one with index.objective: sft.")
+        return conversations, len(conversations)
     if not config.model.causal:
         return _open_encoder_rows(config, index, split)
     opened = open_causal_samples(index, split)

@@ -202,6 +202,8 @@ def _objective(settings: PretrainConfig) -> dict[str, Any]:
         return {"objective": "t5", "t5": settings.t5_objective}
     if not settings.model.causal:
         return {"objective": "bert", "bert": settings.bert_objective}
+    if settings.sft is not None:
+        return {"objective": "sft", "sft": settings.sft}
     return {} if settings.fim is None else {"objective": "fim", "fim": settings.fim}
 
 

@@ -177,6 +177,19 @@ def ingest(
         list[str] | None,
         typer.Option("--subset", help="Ingest only this subset; may be repeated. Others are counted as filtered."),
     ] = None,
+    prompt: Annotated[
+        str | None,
+        typer.Option(
+            help="Records are conversations: template of what is read, as in '{prompt}' or 'Q: {question} A: '.",
+            metavar="TEMPLATE",
+        ),
+    ] = None,
+    response: Annotated[
+        str | None, typer.Option(help="Template of what is to be said, as in '{response}'.", metavar="TEMPLATE")
+    ] = None,
+    messages: Annotated[
+        str | None, typer.Option(help="Key of a list of messages with role and content.", metavar="KEY")
+    ] = None,
     sentences: Annotated[
         str | None,
         typer.Option(help="Divide documents into sentences by the rules of this language, for BERT.", metavar="LANG"),
@@ -237,6 +250,7 @@ def ingest(
     found = artifact_at(tokenizer, where, ("tokenizer",)) if tokenizer is not None else None
     if found is not None:
         inputs["tokenizer"] = found
+    turns = {"prompt": prompt, "response": response, "messages": messages}
     flags = {
         "sources": paths,
         "tokenizer": tokenizer if found is None else None,
@@ -249,6 +263,7 @@ def ingest(
         "append_eod": False if no_eod else None,
         "subsets": subset,
         "sentences": sentences,
+        "turns": {name: text for name, text in turns.items() if text is not None} or None,
         "max_rejects": max_rejects,
         "engine": engine,
         "workers": workers,

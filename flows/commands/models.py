@@ -56,6 +56,12 @@ def pretrain(
         list[str] | None,
         typer.Option("--valid", help="One more validation set; may be repeated.", metavar="NAME=DATASET"),
     ] = None,
+    sft: Annotated[
+        bool,
+        typer.Option(
+            "--sft", help="Fine-tune on conversations: data ingested with --prompt and --response, or --messages."
+        ),
+    ] = False,
     profile: Annotated[
         bool, typer.Option("--profile", help="Write a Chrome trace of steps 3 to 5 (or profile_steps) under logs/.")
     ] = False,
@@ -83,7 +89,13 @@ def pretrain(
     if initial is not None:
         begun, more = initial_checkpoint(initial, where, takes_model=model is None and not has_model(config))
         inputs, sets = inputs | begun, [*more, *sets]
-    overrides = [*model_overrides(model), *sets, *(["profile_steps=[3, 5]"] if profile else []), *(overrides or ())]
+    overrides = [
+        *model_overrides(model),
+        *sets,
+        *(["sft={}"] if sft else []),
+        *(["profile_steps=[3, 5]"] if profile else []),
+        *(overrides or ()),
+    ]
     settings = settings_of(PretrainConfig, "pretrain", config, overrides, {"datasets": paths})
     if nproc is not None:
         layout = settings.layout

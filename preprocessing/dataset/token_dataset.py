@@ -124,6 +124,15 @@ class TokenDataset:
             number -= shard.num_documents
         raise IndexError(f"{self.path} has {self.num_documents} documents")
 
+    def sequences_of(self, document: int) -> list[npt.NDArray[Any]]:
+        """Return the tokens of each sequence of a document."""
+        for shard in self.shards:
+            if document < shard.num_documents:
+                first, stop = shard.document_bounds[document : document + 2].tolist()
+                return [shard.sequence(number) for number in range(first, stop)]
+            document -= shard.num_documents
+        raise IndexError(f"{self.path} has {self.num_documents} documents")
+
     def last_tokens(self, count: int) -> npt.NDArray[np.int64]:
         """Return the last token of each of the first documents, -1 of an empty one; reads no other token.
 

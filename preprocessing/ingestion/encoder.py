@@ -79,13 +79,15 @@ class BlockEncoder:
         joined = b"".join(utf8)
         events = [*self._events_of(parsed), *self._special_tokens_in(parsed, joined)]
         sequences: Sequences | None = None
-        if self._plan.sentences is None:
+        if self._plan.sentences is None and self._plan.form.turns is None:
             ids, lengths = self._encoded(parsed, joined, sizes, digests, events)
         else:
             units, counts = divided(parsed, self._plan.sentences)
             owners = np.repeat(np.arange(len(counts)), counts).tolist()
             unit_sizes = np.fromiter((len(text.encode()) for text in units.texts), np.int64, len(units.texts))
             ids, found = self._encoded(units, joined, unit_sizes, [digests[n] for n in owners], events)
+            if parsed.turns:
+                _refuse_empty_turns(block.end.piece, units.lines, found)
             sequences = Sequences(*without_empty(found, counts))
             lengths = document_lengths(sequences.lengths, sequences.counts)
         lines, offsets = np.array(parsed.lines, dtype=np.int64), np.array(parsed.offsets, dtype=np.int64)
@@ -243,6 +245,7 @@ def _of_subsets(parsed: ParsedBlock, subsets: frozenset[str]) -> ParsedBlock:
         lines=[parsed.lines[n] for n in keep],
         offsets=[parsed.offsets[n] for n in keep],
         subsets=[parsed.subsets[n] for n in keep],
+        turns=[parsed.turns[n] for n in keep] if parsed.turns else [],
         filtered=parsed.filtered + others,
     )
 
@@ -265,6 +268,12 @@ def _with_bounds(
             result[written] = plan.eod_id
             written += 1
     return result, lengths + (has_bos + has_eod)
+
+
+def _refuse_empty_turns(piece: int, lines: Sequence[int], lengths: Lengths) -> None:
+    if len(lengths) and not lengths.all():
+        line = lines[int(np.flatnonzero(lengths == 0)[0])]
+        raise BadPieceRecordError(piece, line, "a turn of the conversation gives no token with this tokenizer")
 
 
 def _refuse_too_long(piece: int, lines: npt.NDArray[np.int64], lengths: Lengths) -> None:

@@ -43,6 +43,7 @@ from preprocessing.reading.damage import DamagedStreamError, ForeignFileError
 from preprocessing.reading.pile import compare_with_published, doubts_about
 from preprocessing.reading.records import RecordFormat
 from preprocessing.reading.sources import SourceSettings, raw_source_files, raw_source_identities, source_files
+from preprocessing.reading.turns import TurnFormat
 from preprocessing.tokenization.audit import EngineRejectedError
 from preprocessing.tokenization.loading import load_tokenizer, tokenizer_files
 from preprocessing.tokenization.tokenizer import Tokenizer, keep_tokenizer
@@ -250,6 +251,7 @@ def _record_format(settings: IngestConfig) -> RecordFormat:
         settings.format,
         settings.text_unit,
         checked_only=settings.on_error == "quarantine",
+        turns=None if settings.turns is None else TurnFormat(**settings.turns.model_dump()),
     )
 
 

@@ -35,14 +35,17 @@ def split_sentences(text: str, language: str) -> list[str]:
     return [text[start:stop] for start, stop in zip([0, *starts[1:]], [*starts[1:], len(text)], strict=True)]
 
 
-def divided(parsed: ParsedBlock, language: str) -> tuple[ParsedBlock, Lengths]:
+def divided(parsed: ParsedBlock, language: str | None) -> tuple[ParsedBlock, Lengths]:
     """Divide the documents of a block; each sentence has the line of its document.
+
+    Args:
+        language: By whose rules; None where documents are conversations, whose turns are then the sentences.
 
     Returns:
         units: The same block with sentences in the place of documents.
         counts: (documents,) sentences of each.
     """
-    sentences = [split_sentences(text, language) for text in parsed.texts]
+    sentences = parsed.turns if language is None else [split_sentences(text, language) for text in parsed.texts]
     counts = np.fromiter(map(len, sentences), dtype=np.int64, count=len(sentences))
     owners = np.repeat(np.arange(len(counts)), counts).tolist()
     units = replace(

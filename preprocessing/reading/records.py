@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from preprocessing.reading.blocks import Block, Filtered, LineBlock, RowBlock
+from preprocessing.reading.turns import BadTurnsError, TurnFormat
 
 BOM = b"\xef\xbb\xbf"
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
@@ -33,6 +34,7 @@ class RecordFormat:
         content: What files of lines hold; "auto" tells by name and first character.
         text_unit: What is one document in plain text.
         checked_only: Of a damaged compressed file take only what stands under a checksum that holds.
+        turns: Records are conversations; `text_key` is not used. None: they are texts.
     """
 
     text_key: str = "text"
@@ -41,6 +43,7 @@ class RecordFormat:
     content: Literal["auto", "jsonl", "text"] = "auto"
     text_unit: Literal["line", "paragraph", "document"] = "document"
     checked_only: bool = False
+    turns: TurnFormat | None = None
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,7 @@ class ParsedBlock:
         file: Name of the file.
         texts, lines, offsets, subsets: (documents,) of each good record its text, line, byte
             offset and subset name.
+        turns: (documents,) texts that joined are the text of a conversation; empty where records are texts.
         empty_lines, empty_offsets, empty_subsets: The same of records without text.
         filtered: (line, reason) of records that are no documents by rule.
         events: (line, what, count) of things that were mended: "replaced_characters" (U+FFFD put
@@ -83,6 +87,7 @@ class ParsedBlock:
     lines: list[int] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
     subsets: list[str | None] = field(default_factory=list)
+    turns: list[list[str]] = field(default_factory=list)
     empty_lines: list[int] = field(default_factory=list)
     empty_offsets: list[int] = field(default_factory=list)
     empty_subsets: list[str | None] = field(default_factory=list)
@@ -143,6 +148,8 @@ def _parse_json_lines(block: LineBlock, form: RecordFormat) -> ParsedBlock:
     import orjson
 
     parsed = ParsedBlock(block.source.name)
+    if form.turns is not None:
+        return _parse_conversations(parsed, block, form)
     texts, numbers, offsets, subsets = parsed.texts, parsed.lines, parsed.offsets, parsed.subsets
     loads, text_key, subset_of = orjson.loads, form.text_key, _SubsetReader(form.subset_key)
     offset = block.start.offset
@@ -166,21 +173,41 @@ def _parse_json_lines(block: LineBlock, form: RecordFormat) -> ParsedBlock:
     return parsed
 
 
+def _parse_conversations(parsed: ParsedBlock, block: LineBlock, form: RecordFormat) -> ParsedBlock:
+    offset = block.start.offset
+    lines = block.data.split(b"\n")
+    if not lines[-1]:
+        lines.pop()
+    for number, line in enumerate(lines, block.start.line):
+        _add_unusual(parsed, line, number, offset, form)
+        offset += len(line) + 1
+    return parsed
+
+
 def _add_unusual(parsed: ParsedBlock, line: bytes, number: int, offset: int, form: RecordFormat) -> None:
     try:
-        text, subset, replaced, marks = _parse_line(line, form)
+        record, replaced, marks = _parse_line(line, form)
+        turns = [] if record is None else _turns_of(record, form)
+        text = "".join(turns)
+        if not text.isascii():
+            text, surrogates = _without_lone_surrogates(text, form)
+            if surrogates and form.turns is not None:
+                turns = [_LONE_SURROGATE.sub("\ufffd", turn) for turn in turns]
+            replaced += surrogates
     except _BadRecordError as error:
         parsed.rejects.append(Reject(parsed.file, number, offset, str(error)))
         return
-    parsed.add(number, offset, text, subset)
+    parsed.add(number, offset, text, None if record is None else _SubsetReader(form.subset_key)(record))
+    if text and form.turns is not None:
+        parsed.turns.append(turns)
     if replaced:
         parsed.events.append((number, "replaced_characters", replaced))
     if marks:
         parsed.events.append((number, "byte_order_marks", marks))
 
 
-def _parse_line(line: bytes, form: RecordFormat) -> tuple[str, str | None, int, int]:
-    """Return text, subset, U+FFFD put in and byte order marks taken out; a blank line is the empty text."""
+def _parse_line(line: bytes, form: RecordFormat) -> tuple[Any, int, int]:
+    """Return the record, U+FFFD put in and byte order marks taken out; a blank line is no record: None."""
     import orjson
 
     replaced = 0
@@ -188,16 +215,24 @@ def _parse_line(line: bytes, form: RecordFormat) -> tuple[str, str | None, int, 
         record = orjson.loads(line)
     except orjson.JSONDecodeError:
         if line.startswith(BOM):
-            text, subset, replaced, marks = _parse_line(line[len(BOM) :], form)
-            return text, subset, replaced, marks + 1
+            record, replaced, marks = _parse_line(line[len(BOM) :], form)
+            return record, replaced, marks + 1
         if not line.strip():
-            return "", None, 0, 0
+            return None, 0, 0
         record, replaced = _parse_hard_line(line, form)
-    text = _text_of(record, form.text_key)
-    if not text.isascii():
-        text, surrogates = _without_lone_surrogates(text, form)
-        replaced += surrogates
-    return text, _SubsetReader(form.subset_key)(record), replaced, 0
+    if record is None:
+        raise _BadRecordError(f"the record is null, not an object with the key {form.text_key!r}")
+    return record, replaced, 0
+
+
+def _turns_of(record: Any, form: RecordFormat) -> list[str]:
+    """Return the text of a record, or the turns of a conversation, whose texts joined are its text."""
+    if form.turns is None:
+        return [_text_of(record, form.text_key)]
+    try:
+        return form.turns.turns_of(record)
+    except BadTurnsError as error:
+        raise _BadRecordError(str(error)) from None
 
 
 def _parse_hard_line(line: bytes, form: RecordFormat) -> tuple[Any, int]:
@@ -317,18 +352,28 @@ def _parse_rows(block: RowBlock, form: RecordFormat) -> ParsedBlock:
         try:
             if isinstance(row, str):
                 raise _BadRecordError(row)
-            if not has_column:
+            if not has_column and form.turns is None:
                 present = _shortened(", ".join(block.columns))
                 raise _BadRecordError(f"no column {text_key!r}; columns present: {present}")
-            value = row.get(text_key)
-            text, replaced = _decoded(value, form) if isinstance(value, bytes) else (_text_of(row, text_key), 0)
+            turns, replaced = _turns_of_row(row, text_key, form)
         except _BadRecordError as error:
             parsed.rejects.append(Reject(parsed.file, number, offset, str(error)))
             continue
+        text = "".join(turns)
         parsed.add(number, offset, text, subset_of(row))
+        if text and form.turns is not None:
+            parsed.turns.append(turns)
         if replaced:
             parsed.events.append((number, "replaced_characters", replaced))
     return parsed
+
+
+def _turns_of_row(row: Any, text_key: str, form: RecordFormat) -> tuple[list[str], int]:
+    value = row.get(text_key)
+    if form.turns is None and isinstance(value, bytes):
+        text, replaced = _decoded(value, form)
+        return [text], replaced
+    return (_turns_of(row, form) if form.turns is not None else [_text_of(row, text_key)]), 0
 
 
 def _parse_text_lines(block: LineBlock, form: RecordFormat) -> ParsedBlock:

@@ -32,6 +32,7 @@ from preprocessing.dataset.token_dataset import (
 )
 from preprocessing.reading.recorded import recorded_path
 from preprocessing.samples.bert_index import build_sentence_part
+from preprocessing.samples.conversation_index import build_conversation_part
 from preprocessing.samples.index_files import INDEX_FILE, INDEX_FORMAT
 from preprocessing.samples.kernels import WeightedPhase, blend, blend_exhaustively, blend_phases
 from preprocessing.samples.parts import Asked, Part, find_parts
@@ -130,7 +131,7 @@ def _check_objective(settings: IndexConfig, datasets: Sequence[TokenDataset]) ->
     Raises:
         ConfigError: It lacks one, or the first dataset keeps no tokenizer.
     """
-    if settings.objective == "causal":
+    if settings.objective in ("causal", "sft"):
         return
     tokenizer = datasets[0].tokenizer
     if settings.objective == "fim":
@@ -147,7 +148,7 @@ def _objective_of(settings: IndexConfig) -> dict[str, Any]:
         return {}
     stride, shared = _window(settings)
     rows = {"row_tokens": stride} if not shared else {}
-    own = {"fim": settings.fim, "bert": settings.bert, "t5": settings.t5}[settings.objective]
+    own = {"fim": settings.fim, "bert": settings.bert, "t5": settings.t5, "sft": settings.sft}[settings.objective]
     return {"objective": {"kind": settings.objective, "settings": own.model_dump(mode="json")}, **rows}
 
 
@@ -203,6 +204,8 @@ def _build_part(
     """
     if settings.objective == "bert" and settings.bert.pairs != "none":
         return build_sentence_part(split.name, split.bounds, part, settings, asked, folder, warnings)
+    if settings.objective == "sft":
+        return build_conversation_part(split.name, split.bounds, part, settings, asked, folder, warnings)
     lengths = part.tokens.lengths
     stride, shared = _window(settings)
     units = part.units(split.bounds, by=settings.split_by, seed=settings.seed)

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from contracts.configuration import Settings
 
-Objective = Literal["causal", "fim", "bert", "t5"]
+Objective = Literal["causal", "fim", "bert", "t5", "sft"]
 
 
 class FimConfig(Settings):
@@ -35,6 +35,15 @@ class BertConfig(Settings):
     )
     mask_prob: float = Field(0.15, gt=0, lt=1, description="Share of tokens to predict.")
     short_seq_prob: float = Field(0.1, ge=0, le=1, description="Share of samples shorter than seq_length.")
+
+
+class SftConfig(Settings):
+    """Predict what is said in conversations, not what is read."""
+
+    packs: bool = Field(
+        True,
+        description="Put several conversations into a row, none of which sees another; false: one in each row.",
+    )
 
 
 class T5Config(Settings):

@@ -6,13 +6,20 @@ from pathlib import Path
 from contracts.errors import ConfigError
 from preprocessing.dataset.token_dataset import TokenDataset
 from preprocessing.samples.bert import BertSamples
+from preprocessing.samples.conversations import ConversationSamples
 from preprocessing.samples.fim import FimSamples
 from preprocessing.samples.gpt import GPTSamples
 from preprocessing.samples.index_files import read_description
 from preprocessing.samples.t5 import T5Samples
 
-Samples = GPTSamples | FimSamples | BertSamples | T5Samples
-_BY_KIND: dict[str, type[Samples]] = {"causal": GPTSamples, "fim": FimSamples, "bert": BertSamples, "t5": T5Samples}
+Samples = GPTSamples | FimSamples | BertSamples | T5Samples | ConversationSamples
+_BY_KIND: dict[str, type[Samples]] = {
+    "causal": GPTSamples,
+    "fim": FimSamples,
+    "bert": BertSamples,
+    "t5": T5Samples,
+    "sft": ConversationSamples,
+}
 
 
 def open_samples(
@@ -36,4 +43,7 @@ def open_causal_samples(
     samples = open_samples(index_path, split, datasets)
     if isinstance(samples, GPTSamples | FimSamples):
         return samples
-    raise ConfigError(f"{index_path} is an index for BERT or T5; a causal model needs index.objective causal or fim.")
+    raise ConfigError(
+        f"{index_path} is an index for BERT, T5 or fine-tuning; pretraining a causal model needs index.objective causal "
+        "or fim."
+    )

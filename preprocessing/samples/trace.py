@@ -15,6 +15,7 @@ from preprocessing.reading.blocks import Position
 from preprocessing.reading.pieces import file_blocks
 from preprocessing.reading.recorded import found_source
 from preprocessing.reading.records import RecordFormat, parse_block
+from preprocessing.reading.turns import TurnFormat
 from preprocessing.samples.gpt import DocumentSamples, DocumentSpan, GPTSamples
 
 
@@ -120,6 +121,7 @@ def read_source_text(dataset: TokenDataset, document: int) -> str:
         config["invalid_unicode"] == "replace",
         config.get("format", "auto"),
         config.get("text_unit", "document"),
+        turns=TurnFormat(**config["turns"]) if config.get("turns") else None,
     )
     start = Position(0, row["line"], row["byte_offset"])
     for block in file_blocks(source, start, form=form):
