@@ -18,10 +18,11 @@ import torch
 import torch.distributed as dist
 
 from contracts.errors import ConfigError
-from training.config import PretrainConfig
+from training.config import IGNORE_INDEX, PretrainConfig
 from training.flops import parameter_count, step_flops_per_token
 from training.measure import matmul_peak_flops, peak_memory_bytes
 from training.mesh import build_mesh
+from training.rows import PADDING
 from training.te import fp8, transformer_engine
 from training.trainer import Trainer, full_precision_matmul
 
@@ -37,6 +38,29 @@ class RandomRows:
     def tokens(self, sample_ids: Any) -> Any:
         rows = [np.random.default_rng(int(n)).integers(0, self.vocab_size, self.seq_length + 1) for n in sample_ids]
         return np.stack(rows)
+
+
+class RandomEncoderRows:
+    """Rows of an encoder, or of an encoder and a decoder, with padding in some; fixed by the sample's number."""
+
+    def __init__(self, config: PretrainConfig) -> None:
+        self.config = config
+
+    def rows(self, sample_ids: Any) -> dict[str, Any]:
+        rows = [self._row(np.random.default_rng(int(n)), is_short=int(n) % 2 == 0) for n in sample_ids]
+        return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+
+    def _row(self, random: np.random.Generator, *, is_short: bool) -> dict[str, Any]:
+        length, decoder_length = self.config.seq_length, self.config.decoder_length
+        inputs, documents = random.integers(0, 1000, length), np.zeros(length, dtype=np.int64)
+        documents[length - 9 :] = PADDING if is_short else 0
+        if decoder_length:
+            said = random.integers(0, 1000, decoder_length + 1)
+            return {"inputs": inputs, "documents": documents, "decoder_inputs": said[:-1], "labels": said[1:]}
+        is_said = (random.random(length) < 0.15) & (documents == 0)
+        labels = np.where(is_said, random.integers(0, 1000, length), IGNORE_INDEX)
+        types, pair = (np.arange(length) > length // 2).astype(np.int64), random.integers(0, 2)
+        return {"inputs": inputs, "documents": documents, "labels": labels, "token_types": types, "pair_labels": pair}
 
 
 def main() -> int:
@@ -68,14 +92,14 @@ def small_config(family: str, **changes: Any) -> PretrainConfig:
 
 def losses(config: PretrainConfig, device: str) -> list[float]:
     trainer = Trainer(config, build_mesh(config.layout, device))
-    rows = RandomRows(1000, config.seq_length)
+    rows = RandomRows(1000, config.seq_length) if config.model.causal else RandomEncoderRows(config)
     return [trainer.train_step(rows).loss_nats for _ in range(config.train_steps)]
 
 
 def check_parity() -> list[str]:
     """Ten steps on the device against ten on the CPU."""
     failures = []
-    for family in ("gpt2", "llama"):
+    for family in ("gpt2", "llama", "bert", "t5"):
         reference = losses(small_config(family), "cpu")
         for precision, tolerance in (("float32", 1e-4), ("bf16", 2e-2)):
             found = losses(small_config(family, precision=precision), "cuda")
@@ -94,7 +118,7 @@ def check_transformer_engine() -> list[str]:
         print(f"Transformer Engine: skipped. {error}")
         return []
     failures = []
-    for family in ("gpt2", "llama"):
+    for family in ("gpt2", "llama", "bert"):
         ours = losses(small_config(family, precision="bf16"), "cuda")
         theirs = losses(small_config(family, precision="bf16", model={"backend": "te"}), "cuda")
         worst = max(abs(a / b - 1) for a, b in zip(theirs, ours, strict=True))

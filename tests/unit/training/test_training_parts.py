@@ -4,6 +4,8 @@ import json
 import math
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from training.dropout import Dropout
 from training.estimate import estimate
 from training.flops import active_parameter_count, parameter_count, step_flops_per_token
 from training.initialization import initial_tensor
+from training.mesh import TensorParallel
 from training.metrics import LastLine, MetricsWriter, cut, read
 from training.model_config import MoeConfig
 from training.parameters import stored_parameters
@@ -178,6 +181,43 @@ def test_transformer_engine_that_is_not_there_is_named_with_the_cure() -> None:
         pytest.skip("this machine may have Transformer Engine")
     with pytest.raises(ConfigError, match=r"Install shardline\[te\].* or set model\.backend: local"):
         transformer_engine()
+
+
+class _RecordedAttention(torch.nn.Module):
+    """Stands for Transformer Engine's attention: says what it was asked for."""
+
+    def __init__(self, *_sizes: int, **settings: Any) -> None:
+        super().__init__()
+        self.settings = settings
+
+    def forward(self, q: torch.Tensor, *_: torch.Tensor, **asked: Any) -> torch.Tensor:
+        self.asked = asked
+        return torch.zeros(*q.shape[:-2], q.shape[-2] * q.shape[-1])
+
+
+@pytest.mark.parametrize(("family", "mask"), [("gpt2", "causal"), ("bert", "no_mask")])
+def test_attention_of_transformer_engine_sees_what_the_family_sees(
+    family: str, mask: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from training.te import TransformerEngineBackend
+
+    monkeypatch.setattr(
+        "training.te.transformer_engine", lambda: SimpleNamespace(DotProductAttention=_RecordedAttention)
+    )
+    model = tiny_config(family).model
+    backend = TransformerEngineBackend(model, TensorParallel(None, 0, 1, False))
+    attention = backend.attention(causal=model.causal)
+    q = torch.zeros(6, 2, 4, 8)
+    documents = torch.tensor([[0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 0, -1]])
+
+    plain = attention(q, q, q)
+    packed = attention(q, q, q, documents)
+
+    assert plain.shape == packed.shape == (6, 2, 32)
+    assert attention.core.settings["attn_mask_type"] == mask
+    assert attention.core.settings["window_size"] == ((-1, 0) if family == "gpt2" else (-1, -1))
+    assert attention.core.asked["attn_mask_type"] == ("padding_causal" if family == "gpt2" else "padding")
+    assert attention.core.asked["cu_seqlens_q"].tolist() == [0, 3, 6, 11, 12]
 
 
 def test_settings_survive_a_round_trip_through_json() -> None:
