@@ -224,8 +224,8 @@ class IngestConfig(Settings):
     )
     turns: TurnsConfig | None = added(
         None,
-        description="Records are conversations: prompt and response by template, or messages. Each turn is a sequence of "
-        "the dataset: what fine-tuning with pretrain.sft needs.",
+        description="Records are conversations: prompt and response by template, or messages. Each turn is a "
+        "sequence of the dataset: what fine-tuning with pretrain.sft needs.",
     )
     max_rejects: float | None = added(
         None,

@@ -68,8 +68,8 @@ class PretrainConfig(Settings):
     )
     sft: SftConfig | None = added(
         None,
-        description="Supervised fine-tuning: rows of conversations, of which only what is said gives a loss; needs data "
-        "ingested as turns. Default: plain text.",
+        description="Supervised fine-tuning: rows of conversations, of which only what is said gives a loss; needs "
+        "data ingested as turns. Default: plain text.",
     )
     bert: BertConfig | None = added(
         None,

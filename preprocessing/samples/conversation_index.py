@@ -41,8 +41,8 @@ def build_conversation_part(
     odd = np.flatnonzero((stops - firsts) % 2 == 1)
     if len(odd):
         raise InputError(
-            f"{where}: document {documents[odd[0]]} has {(stops - firsts)[odd[0]]} sequences; conversations have two for "
-            "each exchange, what is read and what is said. Ingest them with ingest.turns (--prompt, --response)."
+            f"{where}: document {documents[odd[0]]} has {(stops - firsts)[odd[0]]} sequences; conversations have two "
+            "for each exchange, what is read and what is said. Ingest them with ingest.turns (--prompt, --response)."
         )
     starts = np.concatenate([[0], np.cumsum(part.tokens.lengths, dtype=np.int64)])
     lengths = starts[stops] - starts[firsts]

@@ -44,6 +44,6 @@ def open_causal_samples(
     if isinstance(samples, GPTSamples | FimSamples):
         return samples
     raise ConfigError(
-        f"{index_path} is an index for BERT, T5 or fine-tuning; pretraining a causal model needs index.objective causal "
-        "or fim."
+        f"{index_path} is an index for BERT, T5 or fine-tuning; pretraining a causal model needs index.objective "
+        "causal or fim."
     )
