@@ -113,6 +113,13 @@ class PretrainConfig(Settings):
     dataset_weights: tuple[float, ...] | None = Field(
         None, description="Share of each dataset in a blend; default: by their sizes."
     )
+    dataset_epochs: tuple[float, ...] | None = added(
+        None, description="How often each dataset is read, in place of weights; 0.5 is half of it. Bounds train_steps."
+    )
+    dataset_subsets: tuple[str, ...] = added(
+        (),
+        description="Take these subsets of the one dataset as if each were a dataset: weights and epochs go by them.",
+    )
     datasets: tuple[str, ...] = execution((), description="Dataset artifacts, when not given as inputs.")
     valid_batches: int = Field(
         4, ge=0, description="Global batches of a validation loss, the same ones every time; 0 is off."
@@ -171,6 +178,8 @@ class PretrainConfig(Settings):
         self._check_batch()
         if self.rampup_batch_size is not None and any(phase.parts > 1 for phase in curriculum.phases):
             raise ValueError("rampup_batch_size does not go with shorter rows in phases: a batch must keep its rows.")
+        if self.dataset_epochs is not None and curriculum.mixtures:
+            raise ValueError("dataset_epochs and dataset_weights exclude each other: give one of them.")
         for name in self.valid_sets:
             if not _SET_NAME.fullmatch(name):
                 raise ValueError(f"valid_sets: {name!r} is no name. Use letters, digits, - and _.")

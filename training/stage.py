@@ -138,21 +138,34 @@ def _copy_tokenizer(datasets: list[Artifact], folder: Path, initial: Initial | N
 def _index(settings: PretrainConfig, inputs: Mapping[str, Artifact], workspace: Workspace) -> Artifact:
     curriculum = settings.curriculum
     mixtures = [{"samples": samples, "weights": weights} for samples, weights in curriculum.mixtures]
-    mixture = {"phases": mixtures} if len(mixtures) > 1 else {"weights": mixtures[0]["weights"] if mixtures else None}
+    mixture: dict[str, Any] = (
+        {"phases": mixtures} if len(mixtures) > 1 else {"weights": mixtures[0]["weights"] if mixtures else None}
+    )
+    if settings.dataset_epochs is not None:
+        mixture["epochs"] = settings.dataset_epochs
     asked = settings.valid_batches * settings.global_batch_size
-    return _build_index(
+    index = _build_index(
         _datasets_to_index(settings, inputs),
         inputs,
         workspace,
         **mixture,
         seq_length=settings.seq_length,
-        samples=curriculum.num_samples,
+        subsets=settings.dataset_subsets,
+        samples=curriculum.num_samples if settings.dataset_epochs is None else None,
         valid_samples=asked if _has_validation(settings) and not settings.valid_full else 0,
         test_samples=0,
         seed=settings.seed,
         split=settings.split,
         **_objective(settings),
     )
+    available = int(index.summary["train_samples"])
+    if available < curriculum.num_samples:
+        steps = available // settings.global_batch_size
+        raise ConfigError(
+            f"pretrain.dataset_epochs {list(settings.dataset_epochs or ())} give {available} samples, and "
+            f"{settings.train_steps} steps of {settings.global_batch_size} need {curriculum.num_samples}. Set train_steps to {steps} or less."
+        )
+    return index
 
 
 def _validation(

@@ -130,6 +130,21 @@ def test_a_run_in_phases_validates_on_several_sets_and_is_traced(
         PRETRAIN.run(settings, inputs={"dataset0": dataset}, store=store, label="wrong")
 
 
+def test_subsets_of_a_dataset_are_read_by_epochs_which_bound_the_steps(
+    store: ArtifactStore, dataset: Artifact
+) -> None:
+    blend = {"dataset_subsets": ["odd", "even"], "dataset_epochs": [1.5, 0.5], "layout": {}}
+    with pytest.raises(ConfigError, match=r"Set train_steps to \d+ or less") as refused:
+        PRETRAIN.run(_settings(**blend, train_steps=1000), inputs={"dataset0": dataset}, store=store, label="far")
+    steps = int(str(refused.value).split("Set train_steps to ")[1].split()[0])
+
+    run = PRETRAIN.run(_settings(**blend, train_steps=steps), inputs={"dataset0": dataset}, store=store, label="sub")
+
+    rows = [row for step in range(1, steps + 1) for row in trace_samples_of(run, samples_of_step(run, step), store)]
+    tokens = {name: sum(row["length"] for row in rows if row["subset"] == name) for name in ("odd", "even")}
+    assert 2.5 < tokens["odd"] / tokens["even"] < 3.5
+
+
 def test_every_part_of_a_step_is_found_in_its_source_text(
     whole_run: Artifact, store: ArtifactStore, corpus: tuple[Path, list[str]]
 ) -> None:
