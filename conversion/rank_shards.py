@@ -40,8 +40,11 @@ def shards_by_rank(
     Returns:
         One list for each rank, in the order of ranks of the mesh (pp, dp, cp, tp).
     """
+    optimizer = extra or {} if has_optimizer else None
+    # A rank with the first and the last stage lists a tied table twice and has it once.
     held = [
-        list(_held(model, layout, rank, extra or {} if has_optimizer else None)) for rank in range(layout.world_size)
+        list({_key(shard): shard for shard in _held(model, layout, rank, optimizer)}.values())
+        for rank in range(layout.world_size)
     ]
     holders: dict[tuple[str, tuple[int, ...]], list[int]] = {}
     sizes: dict[str, int] = {}

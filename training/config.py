@@ -194,6 +194,8 @@ class PretrainConfig(Settings):
                 "compile: true does not go with recompute: selective, since a compiled block has no single products. "
                 "Use recompute: none or full."
             )
+        if self.layout.schedule != "1f1b":
+            self._check_split_backward(self.layout.schedule)
         if self.profile_steps is not None and self.profile_steps[0] > self.profile_steps[1]:
             raise ValueError(f"profile_steps {list(self.profile_steps)} ends before it begins.")
         if self.subset_losses and not model.causal:
@@ -206,6 +208,25 @@ class PretrainConfig(Settings):
                 f"decay over. Use at most {schedule.decay_end - 1}."
             )
         return self
+
+    def _check_split_backward(self, schedule: str) -> None:
+        """Refuse what cannot go backward in two halves."""
+        wrong = {
+            "recompute: selective": self.recompute == "selective",
+            "compile: true": self.compile,
+            "model.backend: te": self.model.backend == "te",
+        }
+        if self.model.is_encoder_decoder:
+            raise ValueError(
+                f"layout.schedule: {schedule} does not go with model.family: {self.model.family}: all layers of a "
+                "stack share one table of relative positions, and the second half of backward would go through all of "
+                "them again for it. Use schedule: 1f1b."
+            )
+        for setting in (name for name, is_set in wrong.items() if is_set):
+            raise ValueError(
+                f"layout.schedule: {schedule} goes backward in two halves, and {setting} allows one. "
+                f"Use schedule: 1f1b, or leave {setting.partition(':')[0]} out."
+            )
 
     def _check_batch(self) -> None:
         if self.rampup_batch_size is not None:
@@ -239,14 +260,17 @@ class PretrainConfig(Settings):
                 f"layout.pipeline_parallel ({stages}) needs at least {stages}. "
                 f"Use {name} {stages * per_pass}, or a smaller micro_batch_size."
             )
-        if self.layout.virtual_pipeline > 1 and not _interleaves(passes, stages):
+        if self.layout.goes_in_rounds and not _interleaves(passes, stages):
             below = next(n for n in range(passes, stages - 1, -1) if _interleaves(n, stages))
             above = next(n for n in range(passes, 2 * passes + 1) if _interleaves(n, stages))
+            zero_bubble = self.layout.schedule == "zero_bubble"
+            virtual = f"layout.virtual_pipeline ({self.layout.virtual_pipeline})"
             raise ValueError(
-                f"{name} ({rows}) / ({micro} x {dp}) gives {passes} micro-batches; with layout.virtual_pipeline "
-                f"({self.layout.virtual_pipeline}) they go through {stages} ranks in {passes // stages} equal rounds, "
-                f"and {passes} / {passes // stages} leaves a remainder. "
-                f"Use {name} {below * per_pass} or {above * per_pass}, or virtual_pipeline: 1."
+                f"{name} ({rows}) / ({micro} x {dp}) gives {passes} micro-batches; with "
+                f"{'layout.schedule: zero_bubble' if zero_bubble else virtual} they go through {stages} ranks in "
+                f"{passes // stages} equal rounds, and {passes} / {passes // stages} leaves a remainder. "
+                f"Use {name} {below * per_pass} or {above * per_pass}, or "
+                f"{'schedule: 1f1b' if zero_bubble else 'virtual_pipeline: 1'}."
             )
 
     def _check_rampup(self, start: int, increment: int, samples: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from training.config import PretrainConfig
 from training.flops import active_parameter_count, parameter_count, step_flops_per_token
+from training.layout_config import LayoutConfig
 from training.optimizer_state import states_of
 from training.parameters import stored_parameters
 from training.pipeline_split import layers_of_stages, rank_of_stage, stages_of_rank
@@ -110,7 +111,7 @@ def estimate(config: PretrainConfig) -> Estimate:
     accumulated = 0 if layout.shard in ("gradients", "parameters") else here
     flops = step_flops_per_token(model, config.seq_length, config.decoder_length or None)
     tokens = config.train_samples * config.seq_length
-    ranks, passes = layout.pipeline_parallel, config.num_micro_batches
+    passes = config.num_micro_batches
     parameters, states = parameter_count(model), _optimizer_numbers(config)
     return Estimate(
         parameters=parameters,
@@ -123,11 +124,24 @@ def estimate(config: PretrainConfig) -> Estimate:
         flops_per_token=flops,
         total_flops=flops * tokens,
         tokens=tokens,
-        bubble=(ranks - 1) / (passes * layout.virtual_pipeline + ranks - 1),
+        bubble=_bubble(layout, passes),
         checkpoint_bytes=(parameters + states) * master,
         num_ranks=layout.world_size,
         num_micro_batches=passes,
     )
+
+
+def _bubble(layout: LayoutConfig, passes: int) -> float:
+    """Share of a step in which a rank of the pipeline waits, when a forward pass takes as long as either half backward.
+
+    Narayanan et al. 2021, arXiv:2104.04473, section 2.2; Qi et al. 2023, arXiv:2401.10241, table 2. In units of a
+    third of a stage's work on a micro-batch; that of `zbv` with few micro-batches is torch's order, played through.
+    """
+    ranks, stages = layout.pipeline_parallel, layout.stages_per_rank
+    waiting = (ranks - 1) * (3 if layout.schedule == "1f1b" else 1)
+    if layout.schedule == "zbv":
+        waiting = max(ranks - 1, 2 * (ranks - 1) - 2 * (passes - ranks))
+    return waiting / (3 * stages * passes + waiting)
 
 
 def _optimizer_numbers(config: PretrainConfig) -> int:
@@ -180,6 +194,9 @@ def _layers_in_flight(config: PretrainConfig, rank: int) -> int:
     layout, passes = config.layout, config.num_micro_batches
     ranks, stages = layout.pipeline_parallel, stages_of_rank(layout, rank)
     layers = [len(layers_of_stages(config.model, layout)[stage]) for stage in stages]
+    if layout.schedule != "1f1b":
+        # As many micro-batches as there are ranks, on each stage; the half backward for the weights frees them.
+        return sum(layers) * min(ranks, passes)
     if len(layers) == 1:
         return layers[0] * min(ranks - rank, passes)
     # Narayanan et al. 2021, section 2.2: warm-up passes, and the one that comes before the first backward.

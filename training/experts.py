@@ -180,12 +180,14 @@ class _WithLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, loss: Tensor, auxiliary: AuxiliaryLosses) -> Tensor:
         ctx.save_for_backward(loss)
-        ctx.auxiliary = auxiliary
+        ctx.auxiliary, ctx.is_counted = auxiliary, False
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         (loss,) = ctx.saved_tensors
         auxiliary: AuxiliaryLosses = ctx.auxiliary
-        auxiliary.total = loss.detach() if auxiliary.total is None else auxiliary.total + loss.detach()
+        if not ctx.is_counted:  # a backward pass in two halves comes here twice
+            ctx.is_counted = True
+            auxiliary.total = loss.detach() if auxiliary.total is None else auxiliary.total + loss.detach()
         return grad, torch.full_like(loss, auxiliary.factor), None

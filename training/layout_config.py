@@ -24,6 +24,7 @@ class LayoutConfig(Settings):
         "dp": "data_parallel",
         "virtual_pipeline_model_parallel_size": "virtual_pipeline",
         "vpp": "virtual_pipeline",
+        "pipeline_schedule": "schedule",
         "cp": "context_parallel",
         "context_parallel_size": "context_parallel",
         "ep": "expert_parallel",
@@ -42,6 +43,12 @@ class LayoutConfig(Settings):
     )
     virtual_pipeline: PositiveInt = execution(
         1, description="Stages per rank, interleaved: a shorter pipeline bubble for more messages and activations."
+    )
+    schedule: Literal["1f1b", "zero_bubble", "zbv"] = execution(
+        "1f1b",
+        description="Order of the passes through a pipeline. 1f1b is interleaved where virtual_pipeline is above 1. "
+        "zero_bubble and zbv split backward in two and fill the bubble with the half that nobody waits for; "
+        "zbv gives each rank two stages, in the shape of a V.",
     )
     pipeline_split: Literal["even", "balanced"] | tuple[NonNegativeInt, ...] = execution(
         "even",
@@ -68,6 +75,7 @@ class LayoutConfig(Settings):
                 f"virtual_pipeline ({self.virtual_pipeline}) interleaves the stages of several ranks, and "
                 "pipeline_parallel is 1. Use virtual_pipeline: 1, or pipeline_parallel: 2 or more."
             )
+        self._check_schedule()
         if self.pipeline_parallel > 1 and self.shard in ("gradients", "parameters"):
             raise ValueError(
                 f"shard: {self.shard} would gather or reduce once per micro-batch under pipeline_parallel "
@@ -76,6 +84,18 @@ class LayoutConfig(Settings):
         self._check_split()
         self._check_data_ranks()
         return self
+
+    def _check_schedule(self) -> None:
+        if self.schedule != "1f1b" and self.pipeline_parallel == 1:
+            raise ValueError(
+                f"schedule: {self.schedule} is an order of passes through a pipeline, and pipeline_parallel is 1. "
+                "Use pipeline_parallel: 2 or more, or leave schedule out."
+            )
+        if self.schedule == "zbv" and self.virtual_pipeline not in (1, 2):
+            raise ValueError(
+                f"schedule: zbv has two stages on each rank, not virtual_pipeline ({self.virtual_pipeline}). "
+                "Leave virtual_pipeline out, or use schedule: zero_bubble."
+            )
 
     def _check_data_ranks(self) -> None:
         ranks, shared, dealt = self.data_ranks, self.shard_ranks, self.expert_parallel
@@ -114,12 +134,22 @@ class LayoutConfig(Settings):
     @property
     def num_stages(self) -> int:
         """Pipeline stages over all ranks."""
-        return self.pipeline_parallel * self.virtual_pipeline
+        return self.pipeline_parallel * self.stages_per_rank
+
+    @property
+    def stages_per_rank(self) -> int:
+        return 2 if self.schedule == "zbv" else self.virtual_pipeline
+
+    @property
+    def goes_in_rounds(self) -> bool:
+        """The schedule takes micro-batches in equal rounds of as many as there are ranks, or a few more."""
+        return self.schedule == "zero_bubble" or (self.schedule == "1f1b" and self.virtual_pipeline > 1)
 
     @property
     def stages_text(self) -> str:
         """The degrees that make `num_stages`, for a message."""
         virtual = f" x virtual_pipeline ({self.virtual_pipeline})" if self.virtual_pipeline > 1 else ""
+        virtual = " x 2 (schedule: zbv)" if self.schedule == "zbv" else virtual
         return f"pipeline_parallel ({self.pipeline_parallel}){virtual}"
 
     @property
@@ -216,6 +246,8 @@ def check_layout(
     elif layers < layout.num_stages:
         is_virtual = layout.virtual_pipeline > 1 and layers >= pp
         fewer = f"virtual_pipeline {layers // pp}" if is_virtual else f"pipeline_parallel {layers}"
+        if layout.schedule == "zbv":
+            fewer = "schedule: zero_bubble" if layers >= pp else f"pipeline_parallel {layers // 2}"
         raise ValueError(
             f"{name} ({layers}) is below layout.{layout.stages_text}, and every stage "
             f"needs a layer. Use {fewer} or less."

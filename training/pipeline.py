@@ -10,7 +10,13 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
+)
 
 from training.config import PretrainConfig
 from training.data import Batch
@@ -61,21 +67,23 @@ class SingleStage:
 
 
 class Pipeline:
-    """1F1B by `torch.distributed.pipelining`, interleaved where a rank has several stages.
+    """A schedule of `torch.distributed.pipelining`: 1F1B, interleaved where a rank has several stages, or zero bubble.
 
-    Narayanan et al. 2021, arXiv:2104.04473, sections 2.2.1 and 2.2.2.
+    1F1B: Narayanan et al. 2021, arXiv:2104.04473, sections 2.2.1 and 2.2.2. Zero bubble: Qi et al. 2023,
+    arXiv:2401.10241; `zero_bubble` is its ZB-H1, `zbv` its ZB-V of section 6.
     """
 
     def __init__(self, stages: Sequence[TransformerStage], mesh: Mesh, config: PretrainConfig) -> None:
         self.auxiliary, self.mesh, self.config = stages[0].auxiliary, mesh, config
         self.num_tokens = 1.0
         made: list[Any] = [_pipeline_stage(stage, mesh, config) for stage in stages]
-        passes = config.num_micro_batches
-        self.schedule: Schedule1F1B | ScheduleInterleaved1F1B = (
-            ScheduleInterleaved1F1B(made, passes, loss_fn=self._loss, scale_grads=False)
-            if len(made) > 1
-            else Schedule1F1B(made[0], passes, loss_fn=self._loss, scale_grads=False)
-        )
+        kind: Any = {
+            "1f1b": Schedule1F1B if len(made) == 1 else ScheduleInterleaved1F1B,
+            "zero_bubble": ScheduleInterleavedZeroBubble,
+            "zbv": ScheduleZBVZeroBubble,
+        }[config.layout.schedule]
+        held = made[0] if kind is Schedule1F1B else made
+        self.schedule = kind(held, config.num_micro_batches, loss_fn=self._loss, scale_grads=False)
 
     def run(self, batch: Batch, *, num_tokens: float) -> Tensor:
         self.num_tokens = num_tokens

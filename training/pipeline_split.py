@@ -2,7 +2,8 @@
 
 Stages are numbered in the order of the layers. With virtual stages a rank has several: stages
 r, r + p, r + 2p, ... of p ranks (Narayanan et al. 2021, arXiv:2104.04473, section 2.2), so that rank 0
-has the first and rank p - 1 the last.
+has the first and rank p - 1 the last. In the V of `zbv` rank r has stages r and 2 p - 1 - r (Qi et al. 2023,
+arXiv:2401.10241, section 6), so that rank 0 has the first and the last.
 """
 
 from collections.abc import Sequence
@@ -31,12 +32,13 @@ def stage_layers(num_layers: int, num_stages: int, stage: int) -> range:
 
 def rank_of_stage(layout: LayoutConfig, stage: int) -> int:
     """Place along the pipeline axis of the rank that has `stage`."""
-    return stage % layout.pipeline_parallel
+    ranks = layout.pipeline_parallel
+    return layout.num_stages - 1 - stage if layout.schedule == "zbv" and stage >= ranks else stage % ranks
 
 
-def stages_of_rank(layout: LayoutConfig, rank: int) -> range:
+def stages_of_rank(layout: LayoutConfig, rank: int) -> tuple[int, ...]:
     """Stages of the rank at `rank` along the pipeline axis, in their order."""
-    return range(rank, layout.num_stages, layout.pipeline_parallel)
+    return tuple(stage for stage in range(layout.num_stages) if rank_of_stage(layout, stage) == rank)
 
 
 def stage_costs(model: ModelConfig) -> tuple[list[int], int, int]:

@@ -75,15 +75,20 @@ class Scorer:
         self, tokens: Tensor, targets: Tensor | None, want: Want, context: Mapping[str, Tensor]
     ) -> tuple[Tensor, ...] | None:
         """Run this rank's stages between their neighbours; the last stage returns its result, other ranks None."""
+        here: Tensor | None = None  # what this rank's stage before left for the next
         for stage in self.stages:
-            x = tokens
-            if not stage.is_first:
+            x = tokens if here is None else here
+            if not stage.is_first and here is None:
                 x = self._empty_activation(tokens, context)
                 dist.recv(x, self._rank_of(stage.place - 1))
             out = stage(x, labels=targets, want=want, **context)
             if stage.is_last:
                 return out if isinstance(out, tuple) else (out,)
-            dist.send(local_tensor(out).contiguous(), self._rank_of(stage.place + 1))
+            if rank_of_stage(self.mesh.layout, stage.place + 1) == self.mesh.rank("pp"):
+                here = local_tensor(out)
+            else:
+                dist.send(local_tensor(out).contiguous(), self._rank_of(stage.place + 1))
+                here = None
         return None
 
     def _rank_of(self, place: int) -> int:

@@ -137,3 +137,4 @@ def test_more_ranks_and_interleaved_stages_change_nothing() -> None:
     _assert_equal(_run((1, 1, 1, 4), ("llama", "experts")))
     interleaved = {"recompute": "full", "layout_more": {"virtual_pipeline": 2}}
     _assert_equal(_run((1, 2, 1, 2), ("four layers",), **interleaved))
+    _assert_equal(_run((1, 2, 1, 2), ("four layers",), layout_more={"schedule": "zbv"}))

@@ -110,6 +110,20 @@ def test_execution_choices_change_nothing_of_an_encoder(layout: tuple[int, int, 
     _assert_equal(_run(layout, UNLIKE, **changes))
 
 
+@pytest.mark.parametrize(
+    ("layout", "changes"),
+    [
+        ((2, 2, 1), {"layout_more": {"schedule": "zero_bubble"}, "recompute": "full"}),
+        ((1, 2, 2), {"layout_more": {"schedule": "zero_bubble"}, "micro_batch_size": 1}),
+    ],
+    ids=str,
+)
+def test_backward_in_two_halves_changes_nothing_of_an_encoder(
+    layout: tuple[int, int, int], changes: dict[str, Any]
+) -> None:
+    _assert_equal(_run(layout, ("bert untied", "megatron bert"), **changes))
+
+
 def test_interleaved_stages_change_nothing_of_an_encoder() -> None:
     """Stages of one stack lie on both ranks, two on each."""
     names = ("t5 v1.1",)

@@ -196,3 +196,51 @@ def test_batches_that_grow_and_muon_are_exact_on_an_interleaved_pipeline() -> No
     found = run_on_ranks(4, _growing_curve, _config("tied", (1, 2, 2), {**changes, **_interleaved(2)}))
 
     assert all(relative_difference(losses, reference[0]) < 1e-11 for losses in found)
+
+
+def _scheduled(schedule: str, **more: Any) -> dict[str, Any]:
+    return {"layout_more": {"schedule": schedule, **more.pop("layout_more", {})}, **more}
+
+
+@pytest.mark.parametrize(
+    ("layout", "cases"),
+    [
+        (
+            (1, 2, 1),
+            [
+                ("tied", _scheduled("zero_bubble")),
+                ("tied", _scheduled("zbv")),
+                ("tied", _scheduled("zbv", layout_more={"pipeline_split": [0, 4, 4, 0]}, micro_batch_size=4)),
+                ("untied with dropout", _scheduled("zero_bubble", layout_more={"virtual_pipeline": 2})),
+                ("untied with dropout", _scheduled("zbv", recompute="full")),
+                ("experts", _scheduled("zero_bubble", recompute="full")),
+                ("experts", _scheduled("zbv")),
+                ("post-norm", _scheduled("zbv", layout_more={"pipeline_split": "balanced"})),
+            ],
+        ),
+        (
+            (1, 4, 1),
+            [
+                ("tied", _scheduled("zero_bubble", micro_batch_size=2)),
+                ("tied", _scheduled("zbv", micro_batch_size=2)),
+                ("experts", _scheduled("zero_bubble", layout_more={"virtual_pipeline": 2})),
+                ("untied with dropout", _scheduled("zbv")),
+            ],
+        ),
+        (
+            (2, 2, 2),
+            [
+                ("tied", _scheduled("zero_bubble")),
+                ("tied", _scheduled("zbv", layout_more={"shard": "none"})),
+                ("untied with dropout", _scheduled("zbv", recompute="full")),
+                ("experts", _scheduled("zbv", layout_more={"sequence_parallel": False})),
+                ("experts", _scheduled("zero_bubble", layout_more={"virtual_pipeline": 2})),
+            ],
+        ),
+    ],
+    ids=str,
+)
+def test_backward_in_two_halves_equals_one_process(
+    layout: tuple[int, int, int], cases: list[Case], tmp_path: Path, reference_root: Path
+) -> None:
+    _assert_exact(layout, cases, tmp_path, reference_root)

@@ -138,3 +138,67 @@ def test_interleaving_shortens_the_bubble_and_keeps_more_activations() -> None:
     # Rank 0 keeps five halves of its layers (4 of 8) instead of two wholes.
     assert interleaved.activations_bytes / plain.activations_bytes == pytest.approx(5 / 4)
     assert interleaved.parameters_per_rank == plain.parameters_per_rank
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layout_more": {"schedule": "zbv", "virtual_pipeline": 4}}, "zbv has two stages on each rank, not virtual"),
+        ({"layout_more": {"schedule": "zero_bubble"}, "global_batch_size": 11}, "or schedule: 1f1b"),
+        ({"layout_more": {"schedule": "zbv"}, "recompute": "selective"}, "recompute: selective allows one"),
+        ({"layout_more": {"schedule": "zero_bubble"}, "compile": True}, "compile: true allows one"),
+        (
+            {"layout_more": {"schedule": "zbv"}, "model": {"num_layers": 7}},
+            "below layout.pipeline_parallel (4) x 2 (schedule: zbv), and every stage needs a layer. Use "
+            "schedule: zero_bubble",
+        ),
+    ],
+)
+def test_a_schedule_that_cannot_run_is_refused_with_one_that_can(changes: dict[str, object], message: str) -> None:
+    settings = {"micro_batch_size": 1, "model": {"num_layers": 8}, **changes}
+
+    with pytest.raises(ValueError, match=r"schedule") as error:
+        tiny_config("gpt2", (1, 4, 1), **settings)
+
+    assert message in str(error.value)
+
+
+def test_a_schedule_without_pipeline_is_refused() -> None:
+    with pytest.raises(ValueError, match="Use pipeline_parallel: 2 or more, or leave schedule out"):
+        tiny_config("gpt2", layout_more={"schedule": "zbv"})
+
+
+def test_t5_goes_backward_in_one() -> None:
+    with pytest.raises(ValueError, match="share one table of relative positions"):
+        tiny_config("t5", (1, 2, 1), layout_more={"schedule": "zero_bubble"}, decoder_seq_length=16)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "passes", "expected"),
+    [
+        ("1f1b", 8, 9 / 33),
+        ("zero_bubble", 8, 3 / 27),
+        ("zbv", 8, 3 / 51),
+        ("zbv", 5, 4 / 34),
+        ("zbv", 4, 6 / 30),
+    ],
+)
+def test_half_backward_passes_shorten_the_bubble(schedule: str, passes: int, expected: float) -> None:
+    """Lengths of torch's own orders, played through with passes of equal length."""
+    config = tiny_config(
+        "gpt2",
+        (1, 4, 1),
+        model={"num_layers": 8},
+        micro_batch_size=1,
+        global_batch_size=passes,
+        layout_more={"schedule": schedule},
+    )
+
+    assert estimate(config).bubble == pytest.approx(expected)
+
+
+def test_the_ranks_of_a_v_have_the_first_stages_forth_and_the_last_back() -> None:
+    layout = tiny_config("gpt2", (1, 4, 1), model={"num_layers": 8}, layout_more={"schedule": "zbv"}).layout
+
+    assert [stages_of_rank(layout, rank) for rank in range(4)] == [(0, 7), (1, 6), (2, 5), (3, 4)]
+    assert [rank_of_stage(layout, stage) for stage in range(8)] == [0, 1, 2, 3, 3, 2, 1, 0]
