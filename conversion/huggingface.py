@@ -1,5 +1,6 @@
 """Hugging Face model folders: `config.json`, safetensors (one file or several with an index), tokenizer files."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,18 @@ _NO_WEIGHTS = (
     ".attention.masked_bias",
     ".rotary_emb.inv_freq",
     ".embeddings.position_ids",
+    # A pooled first token that no head reads.
+    "roberta.pooler.dense.weight",
+    "roberta.pooler.dense.bias",
+    "bert.pooler.dense.weight",
+    "bert.pooler.dense.bias",
     # T5's first release has the relative positions of the cross attention, which it never reads.
     ".EncDecAttention.relative_attention_bias.weight",
 )
 _OUTPUTS = ("lm_head.weight", "embed_out.weight", "cls.predictions.decoder.weight", "lm_head.decoder.weight")
+_PAIR_HEAD = "cls.seq_relationship.weight"
+_GREEK = re.compile(r"(?<=LayerNorm\.)(gamma|beta)$")
+_LATIN = {"gamma": "weight", "beta": "bias"}
 _COPIES = {
     "encoder.embed_tokens.weight": "shared.weight",
     "decoder.embed_tokens.weight": "shared.weight",
@@ -52,11 +61,13 @@ def open_huggingface(folder: Path) -> Checkpoint:
     config = read_json(folder / CONFIG)
     model = from_huggingface(config, str(folder / CONFIG))
     stored, metadata = _stored_tensors(folder)
+    if model.pair_head and _PAIR_HEAD not in stored:
+        model = model.model_copy(update={"pair_head": False})
     own = _own_facts(metadata, model)
     model = own.get("model", model)
     architecture = architecture_of(model)
+    stored = _with_usual_names(stored, architecture)
     links = links_of(model, architecture)
-    stored = _with_prefix(stored, architecture)
     weights, notes = _check_names(folder, stored, links, model)
     copies = _copies(stored, links, model)
     source = SafetensorsCatalogue(weights | {name: stored[name] for name in copies})
@@ -100,8 +111,10 @@ def _stored_tensors(folder: Path) -> tuple[dict[str, StoredTensor], dict[str, st
     return stored, metadata
 
 
-def _with_prefix(stored: Mapping[str, StoredTensor], architecture: str) -> dict[str, StoredTensor]:
-    """GPT-2 saved without its head has no `transformer.` before its names."""
+def _with_usual_names(stored: Mapping[str, StoredTensor], architecture: str) -> dict[str, StoredTensor]:
+    """Name tensors as today: GPT-2 saved without its head lacks a prefix, and norms of BERT had Greek names."""
+    if architecture == "bert":
+        return {_GREEK.sub(lambda found: _LATIN[found[0]], name): item for name, item in stored.items()}
     if architecture != "gpt2" or "wte.weight" not in stored:
         return dict(stored)
     return {name if name == "lm_head.weight" else f"transformer.{name}": item for name, item in stored.items()}

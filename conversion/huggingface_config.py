@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from conversion.huggingface_architecture import Architecture, architecture_of
-from conversion.huggingface_encoders import ENCODER_CLASSES, encoder_fields, implied_token_ids
+from conversion.huggingface_encoders import ENCODERS, encoder_class, encoder_fields, implied_token_ids
 from training.model_config import ModelConfig
 
 _CLASS = {
@@ -17,7 +17,6 @@ _CLASS = {
     "mixtral": "MixtralForCausalLM",
     "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
-    **ENCODER_CLASSES,
 }
 
 
@@ -30,7 +29,7 @@ def to_huggingface(model: ModelConfig, *, dtype: str, token_ids: Mapping[str, An
     """
     architecture = architecture_of(model)
     common = {
-        "architectures": [_CLASS[architecture]],
+        "architectures": [_CLASS.get(architecture) or encoder_class(model, architecture)],
         "model_type": architecture,
         "vocab_size": model.vocab_size,
         "tie_word_embeddings": model.tied_embeddings,
@@ -44,7 +43,7 @@ def to_huggingface(model: ModelConfig, *, dtype: str, token_ids: Mapping[str, An
         **token_ids,
         **implied_token_ids(model, token_ids),
     }
-    if architecture in ENCODER_CLASSES:
+    if architecture in ENCODERS:
         return {**common, "use_cache": architecture == "t5", **encoder_fields(model, architecture)}
     if architecture == "gpt2":
         return {**common, **_gpt2_fields(model)}

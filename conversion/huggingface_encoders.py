@@ -5,12 +5,7 @@ from typing import Any
 
 from training.model_config import ModelConfig
 
-ENCODER_CLASSES = {
-    "bert": "BertForPreTraining",
-    "megatron-bert": "MegatronBertForPreTraining",
-    "roberta": "RobertaForMaskedLM",
-    "t5": "T5ForConditionalGeneration",
-}
+ENCODERS = ("bert", "megatron-bert", "roberta", "t5")
 _GATES = {"geglu_tanh": "gated-gelu", "swiglu": "gated-silu"}
 
 
@@ -20,7 +15,15 @@ def encoder_architecture(model: ModelConfig) -> str:
         return "t5"
     if model.norm_position == "pre":
         return "megatron-bert"
-    return "bert" if model.pair_head else "roberta"
+    return "roberta" if model.position_offset else "bert"
+
+
+def encoder_class(model: ModelConfig, architecture: str) -> str:
+    """Name of the class in transformers."""
+    if architecture in ("roberta", "t5"):
+        return {"roberta": "RobertaForMaskedLM", "t5": "T5ForConditionalGeneration"}[architecture]
+    prefix = "MegatronBert" if architecture == "megatron-bert" else "Bert"
+    return f"{prefix}For{'PreTraining' if model.pair_head else 'MaskedLM'}"
 
 
 def wrong_for_encoder(model: ModelConfig) -> list[str]:
@@ -43,7 +46,7 @@ def _wrong_for_bert(model: ModelConfig, architecture: str) -> list[str]:
         "embedding_scale": 1.0,
         "output_scale": 1.0,
         "head": "masked",
-        "pair_head": architecture != "roberta",
+        "pair_head": model.pair_head and architecture != "roberta",
         "embedding_norm": architecture != "megatron-bert",
         "position_offset": 2 if architecture == "roberta" else 0,
         "moe": None,

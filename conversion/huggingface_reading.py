@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from contracts.errors import InputError
 from conversion.huggingface_architecture import Architecture
-from conversion.huggingface_encoders import ENCODER_CLASSES, read_encoder
+from conversion.huggingface_encoders import ENCODERS, read_encoder
 from training.model_config import ModelConfig, RopeScaling
 
 READABLE: tuple[str, ...] = get_args(Architecture)
@@ -32,7 +32,7 @@ def from_huggingface(config: Mapping[str, Any], source: str) -> ModelConfig:
     if kind not in READABLE:
         raise InputError(f"{source}: model_type {kind!r} is not supported. Readable are {', '.join(READABLE)}.")
     reader = _Reader(config, source)
-    if kind in ENCODER_CLASSES:
+    if kind in ENCODERS:
         fields = read_encoder(reader, str(kind))
     elif kind == "gpt2":
         fields = _read_gpt2(reader)

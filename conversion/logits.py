@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from contracts.errors import ConfigError
 from conversion.catalogue import Checkpoint
-from conversion.huggingface_encoders import ENCODER_CLASSES
+from conversion.huggingface_encoders import ENCODERS
 from conversion.huggingface_files import CONFIG, read_json
 from training.config import LayoutConfig, ModelConfig
 
@@ -67,7 +67,7 @@ def _by_transformers(folder: Path, tokens: "Tensor") -> "Tensor":
     transformers.utils.logging.disable_progress_bar()
     config = read_json(folder / CONFIG)
     # Only the safetensors in this folder are read, and no code that it may bring along.
-    kind = ENCODER_CLASSES.get(str(config.get("model_type")), "AutoModelForCausalLM")
+    kind = config["architectures"][0] if config.get("model_type") in ENCODERS else "AutoModelForCausalLM"
     model = getattr(transformers, kind).from_pretrained(
         folder,
         dtype=torch.float32,

@@ -1,6 +1,7 @@
 """Hugging Face folders in and out, checked by transformers and by logits recorded from it."""
 
 import json
+import re
 
 import pytest
 import safetensors.torch
@@ -34,6 +35,7 @@ FAMILIES = {
 }
 ENCODERS = {
     "bert": random_model("bert"),
+    "bert without pairs": random_model("bert", pair_head=False),
     "megatron-bert": random_model("bert", norm_position="pre", activation="gelu_tanh"),
     "roberta": random_model("roberta"),
     "t5": random_model("t5", head_dim=16, decoder_layers=1),
@@ -78,6 +80,43 @@ def test_an_exported_encoder_loads_in_transformers_with_our_logits(tmp_path, nam
     assert not report["missing_keys"] and not report["unexpected_keys"]
     theirs = logits_of(open_checkpoint(exported.path), tokens)
     torch.testing.assert_close(our_logits(source, tokens), theirs, rtol=0, atol=1e-5)
+
+
+def test_a_folder_of_bert_as_it_was_first_published_is_read(tmp_path):
+    exported = convert(
+        write_random(tmp_path / "source", ENCODERS["bert"]), tmp_path / "exported", to="huggingface"
+    ).path
+    path = exported / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    old = {
+        re.sub("weight$", "gamma", re.sub("bias$", "beta", n)) if "LayerNorm" in n else n: t for n, t in tensors.items()
+    }
+    old |= {
+        "bert.embeddings.position_ids": torch.arange(32),
+        "cls.predictions.decoder.weight": tensors["bert.embeddings.word_embeddings.weight"].clone(),
+        "cls.predictions.decoder.bias": tensors["cls.predictions.bias"].clone(),
+    }
+    published = tmp_path / "published"
+    published.mkdir()
+    (published / "config.json").write_text((exported / "config.json").read_text())
+    safetensors.torch.save_file(old, published / "model.safetensors")
+
+    again = convert(convert(published, tmp_path / "native"), tmp_path / "again", to="huggingface").path
+
+    found = safetensors.torch.load_file(again / "model.safetensors")
+    assert found.keys() == tensors.keys() and all(equal_bits(found[key], tensors[key]) for key in found)
+
+
+def test_a_tied_bias_that_differs_from_its_original_is_refused(tmp_path):
+    exported = convert(
+        write_random(tmp_path / "source", ENCODERS["roberta"]), tmp_path / "exported", to="huggingface"
+    ).path
+    path = exported / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    safetensors.torch.save_file({**tensors, "lm_head.decoder.bias": tensors["lm_head.bias"] + 1}, path)
+
+    with pytest.raises(InputError, match=r"lm_head.decoder.bias differs from lm_head.bias"):
+        open_checkpoint(exported)
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, *ENCODERS])
