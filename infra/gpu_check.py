@@ -10,7 +10,6 @@ import contextlib
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from training.flops import parameter_count, step_flops_per_token
 from training.measure import matmul_peak_flops, peak_memory_bytes
 from training.mesh import build_mesh
 from training.rows import PADDING
-from training.te import fp8, transformer_engine
+from training.te import transformer_engine
 from training.trainer import Trainer, full_precision_matmul
 
 GOAL = 0.55
@@ -125,6 +124,16 @@ def check_transformer_engine() -> list[str]:
         print(f"te against local, {family}, bf16: {worst:.1e} (at most 0.01)")
         if worst > 0.01:
             failures.append(f"te against local for {family}: {worst:.1e}")
+        for way in (
+            {"recompute": "full"},
+            {"fp8": "current_scaling"},
+            {"fp8": "current_scaling", "recompute": "full"},
+        ):
+            found = losses(small_config(family, precision="bf16", model={"backend": "te"}, **way), "cuda")
+            worst = max(abs(a / b - 1) for a, b in zip(found, ours, strict=True))
+            print(f"te {way} against local bf16, {family}: {worst:.1e} (at most 0.03)")
+            if worst > 0.03:
+                failures.append(f"te {way} against local for {family}: {worst:.1e}")
     return failures
 
 
@@ -133,14 +142,14 @@ def check_throughput(steps: int, micro_batch_size: int) -> None:
     device = torch.device("cuda")
     peak = matmul_peak_flops(device, torch.bfloat16)
     print(f"matmul peak at bf16: {peak / 1e12:.0f} TFLOP/s")
-    ways: dict[str, tuple[str, Callable[[], Any]]] = {"local bf16": ("local", contextlib.nullcontext)}
+    ways: dict[str, tuple[str, str | None]] = {"local bf16": ("local", None)}
     with contextlib.suppress(ConfigError):
         transformer_engine()
-        ways |= {"te bf16": ("te", contextlib.nullcontext), "te fp8": ("te", fp8)}
-    for name, (backend, context) in ways.items():
-        config = large_config(backend, micro_batch_size)
+        ways |= {"te bf16": ("te", None), "te fp8": ("te", "current_scaling")}
+    for name, (backend, fp8) in ways.items():
+        config = large_config(backend, micro_batch_size, fp8)
         torch.cuda.reset_peak_memory_stats()
-        seconds = seconds_per_step(config, context, steps)
+        seconds = seconds_per_step(config, steps)
         tokens = config.global_batch_size * config.seq_length
         share = step_flops_per_token(config.model, config.seq_length) * tokens / seconds / peak
         reached = "" if name != "local bf16" else f"; goal {GOAL:.0%}: {'reached' if share >= GOAL else 'MISSED'}"
@@ -150,7 +159,7 @@ def check_throughput(steps: int, micro_batch_size: int) -> None:
         )
 
 
-def large_config(backend: str, micro_batch_size: int) -> PretrainConfig:
+def large_config(backend: str, micro_batch_size: int, fp8: str | None = None) -> PretrainConfig:
     """About 1.1 G parameters, Llama-style."""
     model = {
         "family": "llama",
@@ -163,20 +172,21 @@ def large_config(backend: str, micro_batch_size: int) -> PretrainConfig:
         "backend": backend,
     }
     batch = {"micro_batch_size": micro_batch_size, "global_batch_size": 4 * micro_batch_size, "seq_length": 2048}
-    return PretrainConfig.model_validate({"model": model, **batch, "precision": "bf16", "train_steps": 1000})
+    return PretrainConfig.model_validate(
+        {"model": model, **batch, "precision": "bf16", "fp8": fp8, "train_steps": 1000}
+    )
 
 
-def seconds_per_step(config: PretrainConfig, context: Callable[[], Any], steps: int) -> float:
+def seconds_per_step(config: PretrainConfig, steps: int) -> float:
     trainer = Trainer(config, build_mesh(config.layout, "cuda"))
     rows = RandomRows(32000, config.seq_length)
     times = []
-    with context():
-        for _ in range(steps + 3):
-            torch.cuda.synchronize()
-            started = time.perf_counter()
-            trainer.train_step(rows)
-            torch.cuda.synchronize()
-            times.append(time.perf_counter() - started)
+    for _ in range(steps + 3):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        trainer.train_step(rows)
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - started)
     del trainer
     torch.cuda.empty_cache()
     return statistics.median(times[3:])

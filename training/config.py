@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from preprocessing.samples.t5_lengths import SpanLengths
 
 Precision = Literal["float32", "bf16", "fp16", "float64"]
+Fp8Recipe = Literal["current_scaling", "block_scaling", "mxfp8"]
+FP8_MULTIPLE = {"current_scaling": 16, "block_scaling": 128, "mxfp8": 32}  # of sizes of products
 DeviceSetting = Literal["auto", "cpu", "cuda"]
 
 _SET_NAME = re.compile(r"[A-Za-z0-9_-]+")
@@ -99,6 +101,11 @@ class PretrainConfig(Settings):
     )
     precision: Precision = Field(
         "float32", description="Arithmetic of the layers; masters and optimizer are float32 with bf16 and fp16 too."
+    )
+    fp8: Fp8Recipe | None = added(
+        None,
+        description="Products of the blocks in 8 bits by this recipe of Transformer Engine; needs model.backend: te "
+        "and precision: bf16. current_scaling: Hopper and later; block_scaling: Hopper; mxfp8: Blackwell.",
     )
     loss_scale: LossScaleConfig = added(LossScaleConfig(), description="Dynamic loss scale of precision: fp16.")
     stability: StabilityConfig = added(StabilityConfig(), description="What a step with wrong numbers does.")
@@ -196,6 +203,8 @@ class PretrainConfig(Settings):
             )
         if self.layout.schedule != "1f1b":
             self._check_split_backward(self.layout.schedule)
+        if self.fp8 is not None:
+            self._check_fp8(self.fp8)
         if self.profile_steps is not None and self.profile_steps[0] > self.profile_steps[1]:
             raise ValueError(f"profile_steps {list(self.profile_steps)} ends before it begins.")
         if self.subset_losses and not model.causal:
@@ -227,6 +236,27 @@ class PretrainConfig(Settings):
                 f"layout.schedule: {schedule} goes backward in two halves, and {setting} allows one. "
                 f"Use schedule: 1f1b, or leave {setting.partition(':')[0]} out."
             )
+
+    def _check_fp8(self, recipe: Fp8Recipe) -> None:
+        if self.model.backend != "te" or self.precision != "bf16":
+            raise ValueError(
+                f"fp8: {recipe} needs model.backend: te and precision: bf16 (now {self.model.backend} and "
+                f"{self.precision}). Set both, or leave fp8 out."
+            )
+        model, tp, multiple = self.model, self.layout.tensor_parallel, FP8_MULTIPLE[recipe]
+        rows = self.micro_batch_size * self.seq_length // self.layout.context_parallel
+        sizes = {
+            "model.hidden_size": model.hidden_size,
+            "model.ffn_hidden_size / layout.tensor_parallel": model.ffn_hidden_size // tp,
+            "queries, keys and values / layout.tensor_parallel": model.qkv_size // tp,
+            "micro_batch_size x seq_length": rows // (tp if self.layout.sequence_parallel else 1),
+        }
+        for name, size in sizes.items():
+            if size % multiple:
+                raise ValueError(
+                    f"fp8: {recipe} needs products whose sizes are multiples of {multiple}, and {name} is {size}. "
+                    f"Nearest: {multiples(size, multiple)}; or leave fp8 out."
+                )
 
     def _check_batch(self) -> None:
         if self.rampup_batch_size is not None:

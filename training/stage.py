@@ -163,7 +163,8 @@ def _index(settings: PretrainConfig, inputs: Mapping[str, Artifact], workspace: 
         steps = available // settings.global_batch_size
         raise ConfigError(
             f"pretrain.dataset_epochs {list(settings.dataset_epochs or ())} give {available} samples, and "
-            f"{settings.train_steps} steps of {settings.global_batch_size} need {curriculum.num_samples}. Set train_steps to {steps} or less."
+            f"{settings.train_steps} steps of {settings.global_batch_size} need {curriculum.num_samples}. "
+            f"Set train_steps to {steps} or less."
         )
     return index
 

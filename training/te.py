@@ -6,26 +6,33 @@ the API of 2.10 to 2.20 by reading its source; it cannot run where this project'
 
 Its linear layers hold this rank's part of each weight, gather and reduce inside, and overlap that
 with their products. `fully_shard` hands them plain tensors. Masters stay float32: no fp8 weights.
+The loss stays ours (training/loss.py): Transformer Engine's cross-entropy wants all logits at once, refuses tensor
+parallelism ("not fully tested", 2.9) and counts padding rows of the vocabulary.
 Letters: s sequence, b batch, h hidden, n heads, g groups, d head width.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from importlib import import_module
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from contracts.errors import ConfigError
 from training.backend import collect_specs
-from training.config import ModelConfig
+from training.config import Fp8Recipe, ModelConfig
 from training.context_parallel import WHOLE, ContextParallel
 from training.mesh import TensorParallel
 from training.parameters import ParamSpec
 from training.ring_attention import RingAttention
 
-Recipe = Literal["current_scaling", "block_scaling"]
+_RECIPES: dict[Fp8Recipe, str] = {
+    "current_scaling": "Float8CurrentScaling",
+    "block_scaling": "Float8BlockScaling",
+    "mxfp8": "MXFP8BlockScaling",
+}
 
 
 def transformer_engine() -> Any:
@@ -44,12 +51,22 @@ def transformer_engine() -> Any:
 
 
 @contextmanager
-def fp8(recipe: Recipe = "current_scaling") -> Iterator[None]:
-    """Run the layers' products in 8 bits; `block_scaling` and `current_scaling` keep no state between steps."""
+def fp8(recipe: Fp8Recipe) -> Iterator[None]:
+    """Run products of Transformer Engine's layers in 8 bits; no recipe here keeps state between steps."""
     te, recipes = transformer_engine(), import_module("transformer_engine.common.recipe")
-    chosen = recipes.Float8CurrentScaling() if recipe == "current_scaling" else recipes.Float8BlockScaling()
-    with te.autocast(enabled=True, recipe=chosen):
+    with te.autocast(enabled=True, recipe=getattr(recipes, _RECIPES[recipe])()):
         yield
+
+
+def in_fp8(forward: Callable[..., Tensor], recipe: Fp8Recipe) -> Callable[..., Tensor]:
+    """Return `forward` with its products in 8 bits, also where backward computes it again."""
+
+    @wraps(forward)
+    def wrapped(*arguments: Any, **named: Any) -> Tensor:
+        with fp8(recipe):
+            return forward(*arguments, **named)
+
+    return wrapped
 
 
 class TransformerEngineBackend:

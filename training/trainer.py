@@ -280,6 +280,11 @@ def _build_stage(
     if initialized:
         initialize(stage, config.seed)
     stage.to(device=mesh.device, dtype=master_dtype(config.precision))
+    if config.fp8 is not None:
+        from training.te import in_fp8
+
+        for block in stage.layers.values():
+            block.forward = in_fp8(block.forward, config.fp8)
     if config.compile:
         for block in stage.layers.values():
             # The forward pass alone: the hooks of sharding run around it as ever.

@@ -1,6 +1,5 @@
 """Rows of several documents whose bounds the model keeps: each document is seen as if it stood alone (TRN-42)."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -8,10 +7,8 @@ import pytest
 import torch
 from ranks import run_on_ranks
 from torch import Tensor
-from training_cases import SEQ_LENGTH, PatternSource, new_trainer, relative_difference, tiny_config
-
-from training.config import IGNORE_INDEX
-from training.rows import positions_in_runs
+from training_cases import DOCUMENT_LENGTHS as LENGTHS
+from training_cases import SEQ_LENGTH, DocumentSource, new_trainer, relative_difference, tiny_config
 
 Layout = tuple[int, int, int]
 FAMILIES = {
@@ -20,29 +17,6 @@ FAMILIES = {
     "mistral": {"sliding_window": 5},
 }
 LAYOUTS: list[Layout] = [(2, 1, 1), (1, 2, 1), (2, 2, 2)]
-LENGTHS = [7, 1, 14, 10]
-
-
-class DocumentSource(PatternSource):
-    """Rows of four documents each, at other places in every row; labels do not cross a bound."""
-
-    def rows(self, sample_ids: Sequence[int]) -> dict[str, Any]:
-        tokens = self.tokens(sample_ids)
-        numbers = np.stack([_numbers(int(sample)) for sample in sample_ids])
-        labels = tokens[:, 1:].copy()
-        labels[numbers[:, 1:] != numbers[:, :-1]] = IGNORE_INDEX
-        numbers = np.ascontiguousarray(numbers[:, :-1])
-        return {
-            "inputs": tokens[:, :-1],
-            "labels": labels,
-            "positions": positions_in_runs(numbers),
-            "documents": numbers,
-        }
-
-
-def _numbers(sample: int) -> Any:
-    lengths = np.roll(LENGTHS, sample)
-    return np.append(np.repeat(np.arange(4), lengths), 3)
 
 
 def _train(names: list[str], layout: Layout, more: dict[str, Any]) -> dict[str, list[tuple[float, float]]]:

@@ -5,11 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from training.config import PretrainConfig
+from training.config import IGNORE_INDEX, PretrainConfig
 from training.mesh import build_mesh
+from training.rows import positions_in_runs
 from training.trainer import Trainer
 
 SEQ_LENGTH = 32
+DOCUMENT_LENGTHS = [7, 1, 14, 10]
 VOCAB = 100  # not a multiple of 128, so every model here has padding rows
 
 
@@ -18,6 +20,28 @@ class PatternSource:
 
     def tokens(self, sample_ids: Any) -> Any:
         return np.stack([_row(int(n)) for n in sample_ids])
+
+
+class DocumentSource(PatternSource):
+    """Rows of four documents each, at other places in every row; labels do not cross a bound."""
+
+    def rows(self, sample_ids: Any) -> dict[str, Any]:
+        tokens = self.tokens(sample_ids)
+        numbers = np.stack([_document_numbers(int(sample)) for sample in sample_ids])
+        labels = tokens[:, 1:].copy()
+        labels[numbers[:, 1:] != numbers[:, :-1]] = IGNORE_INDEX
+        numbers = np.ascontiguousarray(numbers[:, :-1])
+        return {
+            "inputs": tokens[:, :-1],
+            "labels": labels,
+            "positions": positions_in_runs(numbers),
+            "documents": numbers,
+        }
+
+
+def _document_numbers(sample: int) -> Any:
+    lengths = np.roll(DOCUMENT_LENGTHS, sample)
+    return np.append(np.repeat(np.arange(4), lengths), 3)
 
 
 def _row(sample_id: int) -> Any:
