@@ -76,10 +76,10 @@ class LayoutConfig(Settings):
                 "pipeline_parallel is 1. Use virtual_pipeline: 1, or pipeline_parallel: 2 or more."
             )
         self._check_schedule()
-        if self.pipeline_parallel > 1 and self.shard in ("gradients", "parameters"):
+        if self.schedule != "1f1b" and self.shard in ("gradients", "parameters"):
             raise ValueError(
-                f"shard: {self.shard} would gather or reduce once per micro-batch under pipeline_parallel "
-                f"({self.pipeline_parallel}). Use shard: optimizer, or pipeline_parallel: 1."
+                f"shard: {self.shard} sums gradients after a backward pass, and schedule: {self.schedule} makes it in "
+                "two halves. Use shard: optimizer, or schedule: 1f1b."
             )
         self._check_split()
         self._check_data_ranks()

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
@@ -17,6 +18,7 @@ from torch.distributed.pipelining import (
     ScheduleInterleavedZeroBubble,
     ScheduleZBVZeroBubble,
 )
+from torch.distributed.pipelining._backward import stage_backward
 
 from training.config import PretrainConfig
 from training.data import Batch
@@ -171,12 +173,34 @@ def _activation(mesh: Mesh, config: PretrainConfig) -> Tensor:
     return torch.empty(shape, dtype=compute_dtype(config.precision), device=mesh.device)
 
 
+class _SharingStage(PipelineStage):
+    """A stage whose gradients, or parameters too, are shared by data ranks between micro-batches.
+
+    PyTorch's stage keeps whole gradients until the last micro-batch. Here each backward pass sums its
+    gradients over the ranks, which keep their parts (and, with `shard: parameters`, gives up the gathered weights).
+    """
+
+    shares_parameters = False
+
+    def backward_maybe_with_nosync(
+        self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
+    ) -> tuple[tuple[Tensor | None, ...], list[dict[str, Any]] | None]:
+        if backward_type != "full" or not isinstance(self.submod, FSDPModule):
+            raise RuntimeError("gradients are shared after whole backward passes")
+        self.submod.set_is_last_backward(False)
+        self.submod.set_reshard_after_backward(self.shares_parameters)
+        self.submod.set_requires_gradient_sync(True)
+        grads = stage_backward(bwd_kwargs["stage_output"], bwd_kwargs["output_grads"], bwd_kwargs["input_values"])
+        return grads, None
+
+
 def _pipeline_stage(stage: TransformerStage, mesh: Mesh, config: PretrainConfig) -> PipelineStage:
     """Wrap a stage, with tensors of the shapes and dtypes of its input and output."""
     activation = _activation(mesh, config).requires_grad_()
     tokens = torch.zeros(config.micro_batch_size, config.seq_length, dtype=torch.int64, device=mesh.device)
     loss = torch.zeros((), dtype=master_dtype(config.precision), device=mesh.device, requires_grad=True)
-    return PipelineStage(
+    shard = config.layout.shard
+    made = (_SharingStage if shard in ("gradients", "parameters") else PipelineStage)(
         stage,
         stage.place,
         mesh.layout.num_stages,
@@ -185,3 +209,6 @@ def _pipeline_stage(stage: TransformerStage, mesh: Mesh, config: PretrainConfig)
         output_args=(loss if stage.is_last else activation,),
         group=mesh.group("pp"),
     )
+    if isinstance(made, _SharingStage):
+        made.shares_parameters = shard == "parameters"
+    return made

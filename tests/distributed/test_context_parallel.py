@@ -137,4 +137,11 @@ def test_more_ranks_and_interleaved_stages_change_nothing() -> None:
     _assert_equal(_run((1, 1, 1, 4), ("llama", "experts")))
     interleaved = {"recompute": "full", "layout_more": {"virtual_pipeline": 2}}
     _assert_equal(_run((1, 2, 1, 2), ("four layers",), **interleaved))
+
+
+def test_backward_in_two_halves_changes_nothing() -> None:
+    """Experts are dealt as well, so that two exchanges of a layer are in either half."""
+    for schedule in ("zero_bubble", "zbv"):
+        more = {"schedule": schedule, "expert_parallel": 2}
+        _assert_equal(_run((1, 2, 1, 2), ("four layers",), layout_more=more))
     _assert_equal(_run((1, 2, 1, 2), ("four layers",), layout_more={"schedule": "zbv"}))

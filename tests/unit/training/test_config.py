@@ -124,6 +124,10 @@ def test_gated_matrices_are_shared_by_columns() -> None:
             "Nearest shard_ranks: 3 or 6.",
         ),
         ({"layout": {"data_parallel": 2, "shard": "none", "shard_ranks": 2}}, "shard_ranks (2) share nothing"),
+        (
+            {"layout": {"pipeline_parallel": 2, "schedule": "zero_bubble", "shard": "parameters"}},
+            "Use shard: optimizer, or schedule: 1f1b.",
+        ),
         ({"layout": {"data_parallel": 2, "expert_parallel": 2}}, "deals experts, and the model has none. Use 1"),
         (
             {"layout": {"data_parallel": 4, "expert_parallel": 3}},
@@ -153,7 +157,6 @@ def test_gated_matrices_are_shared_by_columns() -> None:
             "model.hidden_size (256) / layout.shard_ranks (3) leaves a remainder of 1",
         ),
         ({"layout": {"virtual_pipeline": 2}}, "Use virtual_pipeline: 1, or pipeline_parallel: 2 or more"),
-        ({"layout": {"pipeline_parallel": 2, "shard": "parameters"}}, "Use shard: optimizer"),
         ({"optimizer": {"lr": 1e-4, "min_lr": 1e-3}}, "min_lr (0.001) is above lr (0.0001)"),
         ({"optimizer": {"warmup_steps": 100}}, "Use at most 99."),
         ({"model": {"activation": "swiglu"}}, "swiglu goes with linear_bias: false"),
