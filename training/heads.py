@@ -60,12 +60,18 @@ class MaskedTokenHead(nn.Module):
 
 
 class PairHead(nn.Module):
-    """Says from the first token whether two segments belong as they stand (Devlin et al. 2019, section 3.1)."""
+    """Says from the first token whether two segments belong as they stand (Devlin et al. 2019, section 3.1).
+
+    Attributes:
+        tally: Where it is set, passes without a loss add their rows: (3,), float64: summed cross-entropy in nats,
+            rows that were right, and rows.
+    """
 
     def __init__(self, model: ModelConfig, tp: TensorParallel) -> None:
         super().__init__()
         hidden = model.hidden_size
         self.tp = tp
+        self.tally: Tensor | None = None
         # The first token is on the first rank under sequence parallelism, and elsewhere only that rank counts.
         self.pooler = WholeLinear("pair.pooler", (hidden, hidden), is_partial=tp.size > 1)
         self.output = WholeLinear("pair.output", (hidden, PAIR_CLASSES), is_partial=tp.size > 1)
@@ -86,7 +92,20 @@ class PairHead(nn.Module):
             labels: (b,), int64: 1 where the segments do not belong as they stand; IGNORE_INDEX gives none.
             weights: (b,), of each row.
         """
-        logits = self.logits(x)
-        exact = logits if logits.dtype == torch.float64 else logits.float()
-        losses = F.cross_entropy(exact, labels, reduction="none", ignore_index=IGNORE_INDEX)
+        losses = _losses(self.logits(x), labels)
         return (losses * weights.to(losses.dtype)).sum() * float(self.tp.rank == 0)
+
+    def count(self, x: Tensor, labels: Tensor) -> None:
+        """Add the rows to `tally`, if it is set; arguments as for `loss`."""
+        logits = self.logits(x)
+        if self.tally is None or self.tp.rank != 0:
+            return
+        counts = labels != IGNORE_INDEX
+        is_right = (logits.argmax(-1) == labels) & counts
+        self.tally += torch.stack([_losses(logits, labels).double().sum(), is_right.sum(), counts.sum()])
+
+
+def _losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy of each row, at least in float32; 0 where it is IGNORE_INDEX."""
+    exact = logits if logits.dtype == torch.float64 else logits.float()
+    return F.cross_entropy(exact, labels, reduction="none", ignore_index=IGNORE_INDEX)

@@ -163,6 +163,8 @@ class TransformerStage(nn.Module):
             weights = torch.ones_like(pair_labels) if pair_weights is None else pair_weights
             weights = weights * float(self.context.rank == 0)  # the ranks that share a row have its start on the first
             x = with_loss(x, self.pair_head.loss(x, pair_labels, weights), self.auxiliary)
+        elif self.pair_head is not None and pair_labels is not None and want == "log_probs":
+            self.pair_head.count(x, pair_labels)
         return self._finish(x, labels, want)
 
     def _row_length(self, x: Tensor) -> int:

@@ -336,8 +336,8 @@ def _summary(settings: PretrainConfig, index: Artifact, workspace: Workspace) ->
         "index_fingerprint": index.fingerprint,
         "checkpoint": folder,
     }
-    kept = ("loss_nats", "valid_loss_nats", "tokens_per_s", "model_flops_per_s", "matmul_peak_share")
-    summary |= {key: value for key, value in last.items() if key in kept or key.startswith("valid_loss_nats/")}
+    kept = ("loss_nats", "tokens_per_s", "model_flops_per_s", "matmul_peak_share")
+    summary |= {key: value for key, value in last.items() if key in kept or key.startswith("valid_")}
     if events := [{key: line[key] for key in ("step", "event", "reason")} for line in lines if "event" in line]:
         summary |= {"skipped_steps": last["skipped_steps"], "roll_backs": last["roll_backs"], "events": events[:100]}
     return summary

@@ -62,6 +62,7 @@ def test_bert_learns_words_and_pairs_on_two_ranks_and_its_checkpoint_moves_to_an
     assert lines[-1]["loss_nats"] < lines[0]["loss_nats"] - 0.2
     assert 0.3 < lines[-1]["pair_loss_nats"] < 1.0
     assert lines[-1]["valid_loss_nats"] < lines[0]["loss_nats"] - 0.2
+    assert 0.3 < lines[-1]["valid_pair_loss_nats"] < 1.0 and 0.1 < run.summary["valid_pair_accuracy"] <= 1.0
     moved = convert(run, tmp_path / "moved", tensor_parallel=1, pipeline_parallel=2)
     exported = convert(moved, tmp_path / "exported", to="huggingface")
     assert (exported.path / "model.safetensors").is_file()
