@@ -102,10 +102,9 @@ def estimate(config: PretrainConfig) -> Estimate:
         ValueError: It is not.
     """
     model, layout = config.model, config.layout
-    here = _parameters_per_rank(config)
+    here, kept = _parameters_per_rank(config)
     master = 8 if config.precision == "float64" else 4
     compute = 2 if config.precision in ("bf16", "fp16") else master
-    sharded = layout.shard_parts
     # Parameters are gathered for a pass; with shard: parameters only about a block at a time is.
     gathered = here // max(1, model.total_layers // layout.pipeline_parallel) if layout.shard == "parameters" else here
     accumulated = 0 if layout.shard in ("gradients", "parameters") else here
@@ -117,9 +116,9 @@ def estimate(config: PretrainConfig) -> Estimate:
         parameters=parameters,
         active_parameters=active_parameter_count(model),
         parameters_per_rank=here,
-        weights_bytes=here * master // sharded + gathered * compute,
-        gradients_bytes=accumulated * master + here * master // sharded,
-        optimizer_bytes=here * states // parameters * master // sharded,
+        weights_bytes=kept * master + gathered * compute,
+        gradients_bytes=accumulated * master + kept * master,
+        optimizer_bytes=kept * states // parameters * master,
         activations_bytes=_activations(config, compute),
         flops_per_token=flops,
         total_flops=flops * tokens,
@@ -153,25 +152,27 @@ def _optimizer_numbers(config: PretrainConfig) -> int:
     )
 
 
-def _parameters_per_rank(config: PretrainConfig) -> int:
-    """Parameters of the stages that hold most, on one tensor-parallel rank."""
+def _parameters_per_rank(config: PretrainConfig) -> tuple[int, int]:
+    """Parameters of the stages that hold most, on one tensor-parallel rank: those it computes with, those it keeps."""
     model, layout = config.model, config.layout
     ranks, tp = layout.pipeline_parallel, layout.tensor_parallel
     stages = enumerate(layers_of_stages(model, layout))
     owner = {layer: rank_of_stage(layout, stage) for stage, layers in stages for layer in layers}
-    held = [0] * ranks
+    held, kept = [0] * ranks, [0.0] * ranks
     for name, (shape, tp_dim) in stored_parameters(model).items():
         part = math.prod(shape) // (tp if tp_dim is not None else 1)
         part //= layout.expert_parallel if ".experts." in name else 1
+        share = part / (layout.expert_parts if ".experts." in name else layout.shard_parts)
+        places = [ranks - 1]
         if name.startswith("layers."):
-            held[owner[int(name.split(".")[1])]] += part
+            places = [owner[int(name.split(".")[1])]]
         elif name.startswith("embedding."):
-            held[0] += part
-            if name == "embedding.word.weight" and model.tied_embeddings and ranks > 1:
-                held[-1] += part
-        else:
-            held[-1] += part
-    return max(held)
+            is_tied = name == "embedding.word.weight" and model.tied_embeddings and ranks > 1
+            places = [0, ranks - 1] if is_tied else [0]
+        for place in places:
+            held[place] += part
+            kept[place] += share
+    return max(held), round(max(kept))
 
 
 def _activations(config: PretrainConfig, bytes_per_number: int) -> int:

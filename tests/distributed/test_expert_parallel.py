@@ -14,6 +14,7 @@ from whole_checkpoint import whole_tensors
 
 from training.checkpoint import load_checkpoint, save_checkpoint
 from training.config import PretrainConfig
+from training.estimate import estimate
 
 MOE = {"num_experts": 4, "top_k": 2, "aux_loss_coef": 0.05, "z_loss_coef": 0.03}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -125,3 +126,20 @@ def test_checkpoints_go_on_at_any_dealing_and_hold_the_same_tensors(tmp_path: Pa
     assert relative_difference(crossed, expected) < 1e-12
     alone = run_on_ranks(1, _go_on, configs[layouts[0]], tmp_path / str(layouts[1]) / "step-00000002")[0]
     assert relative_difference(alone, expected) < 1e-12
+
+
+def _kept(configs: list[PretrainConfig]) -> list[int]:
+    return [sum(p.value.numel() for p in new_trainer(config).parameters) for config in configs]
+
+
+def test_the_estimate_knows_what_a_rank_keeps() -> None:
+    layouts: tuple[Layout, ...] = ((1, 1, 4, 1, 4), (2, 1, 2, 1, 2), (1, 1, 4, 1, 2), (1, 2, 1, 2, 2))
+    configs = [_config("shared", layout, {}) for layout in layouts]
+    configs.append(_config("shared", layouts[2], {"layout_more": {"shard_ranks": 2}}))
+    configs.append(_config("shared", layouts[2], {"layout_more": {"shard": "none"}}))
+
+    found = [max(counts) for counts in zip(*run_on_ranks(4, _kept, configs), strict=True)]
+
+    for config, most in zip(configs, found, strict=True):
+        needs = estimate(config)
+        assert needs.gradients_bytes // 8 - needs.parameters_per_rank == pytest.approx(most, rel=0.01), config.layout

@@ -123,6 +123,9 @@ def test_the_estimate_adds_up() -> None:
     sharded = PretrainConfig.model_validate({"model": REFERENCE, "layout": {"data_parallel": 4}})
     copied = PretrainConfig.model_validate({"model": REFERENCE, "layout": {"data_parallel": 4, "shard": "none"}})
     assert estimate(sharded).optimizer_bytes * 4 == pytest.approx(estimate(copied).optimizer_bytes, rel=1e-6)
+    long = PretrainConfig.model_validate({"model": REFERENCE, "layout": {"context_parallel": 4}})
+    assert estimate(long).activations_bytes * 4 == estimate(sharded).activations_bytes
+    assert estimate(long).optimizer_bytes == estimate(sharded).optimizer_bytes
 
 
 def test_lines_of_steps_done_again_are_cut_and_half_lines_dropped(tmp_path: Path) -> None:
