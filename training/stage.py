@@ -10,18 +10,16 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from contracts.artifact import MANIFEST, Artifact, read_artifact
+from contracts.artifact import Artifact
 from contracts.errors import ConfigError, ShardlineError
-from contracts.files import user_path
 from contracts.json_text import parse_json
 from contracts.stage import Stage
 from contracts.store import ArtifactStore
 from contracts.workspace import Workspace
-from preprocessing.config import IndexConfig
-from preprocessing.samples.splits import parse_split
 from training.config import PretrainConfig, with_vocab_size
 from training.file_digests import SHA256
 from training.flops import parameter_count, step_flops_per_token
+from training.indices import named_datasets, training_index, validation_indices
 from training.initial import INITIAL, Initial, check_initial, check_same_data, find_initial
 from training.launch import run_ranks
 from training.metrics import METRICS, LastLine, read
@@ -53,37 +51,19 @@ def pretrain(settings: PretrainConfig, inputs: Mapping[str, Artifact], workspace
     """
     initial = find_initial(settings, inputs)
     inputs = {name: item for name, item in inputs.items() if name != INITIAL}
-    datasets = _datasets(settings, inputs)
+    datasets = named_datasets(settings, inputs)
     settings = _with_vocabulary(settings, datasets, initial)
     if initial is not None:
         check_initial(settings, initial, datasets)
     latest = _newest_checkpoint(workspace)
     _check_batches(settings, latest)
-    index = _index(settings, inputs, workspace)
+    index = training_index(settings, inputs, workspace)
     facts = {} if initial is None else _begun_with(settings, initial, index, workspace)
-    validation = _validation(settings, inputs, index, workspace)
+    validation = validation_indices(settings, inputs, index, workspace)
     _copy_tokenizer(datasets, workspace.path, initial)
     if latest is None or latest.step < settings.train_steps:
         _train(settings, index, validation, latest, initial, workspace)
     return {**_summary(settings, index, workspace), **facts}
-
-
-def _datasets(settings: PretrainConfig, inputs: Mapping[str, Artifact]) -> list[Artifact]:
-    """The dataset artifacts; plain .bin/.idx prefixes have none."""
-    found = [inputs[name] for name in sorted(inputs, key=_number) if name.startswith("dataset")]
-    if found and settings.datasets:
-        raise ConfigError("pretrain: both dataset artifacts and pretrain.datasets are given. Keep one.")
-    if found:
-        return found
-    if not settings.datasets:
-        raise ConfigError("pretrain has no dataset. Give one or more with --dataset, or set pretrain.datasets.")
-    paths = [user_path(text) for text in settings.datasets]
-    return [read_artifact(path) for path in paths if (path / MANIFEST).is_file()]
-
-
-def _number(name: str) -> int:
-    digits = name.removeprefix("dataset")
-    return int(digits) if digits.isdigit() else 0
 
 
 def _begun_with(settings: PretrainConfig, initial: Initial, index: Artifact, workspace: Workspace) -> dict[str, Any]:
@@ -122,10 +102,6 @@ def _with_vocabulary(settings: PretrainConfig, datasets: list[Artifact], initial
         raise ConfigError("; ".join(str(item["ctx"]["error"]) for item in error.errors() if "ctx" in item)) from error
 
 
-def _has_validation(settings: PretrainConfig) -> bool:
-    return settings.validates and parse_split(settings.split)[1] is not None
-
-
 def _copy_tokenizer(datasets: list[Artifact], folder: Path, initial: Initial | None) -> None:
     """Keep the tokenizer beside the weights: scoring and export need it long after the data is gone."""
     source = tokenizer_folder(datasets[0].path) if datasets else None
@@ -133,92 +109,6 @@ def _copy_tokenizer(datasets: list[Artifact], folder: Path, initial: Initial | N
         source = tokenizer_folder(initial.folder)
     if source is not None:
         copy_tokenizer({file.name: file for file in source.iterdir() if file.is_file()}, folder / TOKENIZER)
-
-
-def _index(settings: PretrainConfig, inputs: Mapping[str, Artifact], workspace: Workspace) -> Artifact:
-    curriculum = settings.curriculum
-    mixtures = [{"samples": samples, "weights": weights} for samples, weights in curriculum.mixtures]
-    mixture: dict[str, Any] = (
-        {"phases": mixtures} if len(mixtures) > 1 else {"weights": mixtures[0]["weights"] if mixtures else None}
-    )
-    if settings.dataset_epochs is not None:
-        mixture["epochs"] = settings.dataset_epochs
-    asked = settings.valid_batches * settings.global_batch_size
-    index = _build_index(
-        _datasets_to_index(settings, inputs),
-        inputs,
-        workspace,
-        **mixture,
-        seq_length=settings.seq_length,
-        subsets=settings.dataset_subsets,
-        samples=curriculum.num_samples if settings.dataset_epochs is None else None,
-        valid_samples=asked if _has_validation(settings) and not settings.valid_full else 0,
-        test_samples=0,
-        seed=settings.seed,
-        split=settings.split,
-        **_objective(settings),
-    )
-    available = int(index.summary["train_samples"])
-    if available < curriculum.num_samples:
-        steps = available // settings.global_batch_size
-        raise ConfigError(
-            f"pretrain.dataset_epochs {list(settings.dataset_epochs or ())} give {available} samples, and "
-            f"{settings.train_steps} steps of {settings.global_batch_size} need {curriculum.num_samples}. "
-            f"Set train_steps to {steps} or less."
-        )
-    return index
-
-
-def _validation(
-    settings: PretrainConfig, inputs: Mapping[str, Artifact], index: Artifact, workspace: Workspace
-) -> dict[str, tuple[str, str]]:
-    """Index and split of every validation set by name; the run's own held-out documents have the name ""."""
-    if not settings.validates:
-        return {}
-    same: dict[str, Any] = {"seq_length": settings.seq_length, "seed": settings.seed, "test_samples": 0}
-    same |= _objective(settings)
-    found: dict[str, Artifact] = {}
-    if settings.valid_full and _has_validation(settings):
-        datasets = _datasets_to_index(settings, inputs)
-        found[""] = _build_index(datasets, inputs, workspace, samples=0, split=settings.split, **same)
-    elif _has_validation(settings):
-        found[""] = index
-    _refuse_other_tokenizers(settings, inputs)
-    for name, path in settings.valid_sets.items():
-        found[name] = _build_index((path,), {}, workspace, samples=0, split="0,100,0", **same)
-    return {name: (str(item.path.resolve()), "valid") for name, item in found.items()}
-
-
-def _refuse_other_tokenizers(settings: PretrainConfig, inputs: Mapping[str, Artifact]) -> None:
-    from preprocessing.dataset.token_dataset import TokenDataset, refuse_mixed_tokenizers
-
-    paths = [str(item.path) for item in _datasets(settings, inputs)][:1] + list(settings.valid_sets.values())
-    refuse_mixed_tokenizers([TokenDataset(path) for path in paths])
-
-
-def _datasets_to_index(settings: PretrainConfig, inputs: Mapping[str, Artifact]) -> tuple[str, ...]:
-    return () if inputs else settings.datasets
-
-
-def _build_index(
-    datasets: tuple[str, ...], inputs: Mapping[str, Artifact], workspace: Workspace, **settings: Any
-) -> Artifact:
-    from preprocessing.stages import INDEX
-
-    store = ArtifactStore(workspace.store.root)  # the index has its own name, whatever --output says
-    config = IndexConfig.model_validate({"datasets": datasets, **settings})
-    return INDEX.run(config, inputs=inputs, store=store, progress=workspace.progress)
-
-
-def _objective(settings: PretrainConfig) -> dict[str, Any]:
-    """What samples are for, as the model's family needs it."""
-    if settings.model.is_encoder_decoder:
-        return {"objective": "t5", "t5": settings.t5_objective}
-    if not settings.model.causal:
-        return {"objective": "bert", "bert": settings.bert_objective}
-    if settings.sft is not None:
-        return {"objective": "sft", "sft": settings.sft}
-    return {} if settings.fim is None else {"objective": "fim", "fim": settings.fim}
 
 
 def _newest_checkpoint(workspace: Workspace) -> StepFolder | None:
