@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from conversion.file_reading import FileReader
-from conversion.tensor_records import read_record, without_crc32, write_record
+from conversion.tensor_records import read_record, write_record
+from training.checkpoint_files import without_crc32
 
 
 def saved(tmp_path, tensor):
