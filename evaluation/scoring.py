@@ -1,6 +1,7 @@
 """Scores rows with a checkpoint of any layout: starts ranks, waits, gathers. No torch in this process."""
 
 import json
+import math
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -82,8 +83,11 @@ def score_rows(
         return RowScores(np.empty(0), empty, empty)
     # Each copy holds all of its weights: copies that shared them would wait for each other at every batch, and
     # they need not have equally many.
-    copies = {"data_parallel": data_parallel, "shard": "none", "shard_ranks": None}
-    layout = LayoutConfig.model_validate(info.layout).model_copy(update=copies)
+    # So experts are dealt only to ranks that share rows.
+    layout = LayoutConfig.model_validate(info.layout)
+    dealt = math.gcd(layout.expert_parallel, layout.context_parallel)
+    copies = {"data_parallel": data_parallel, "shard": "none", "shard_ranks": None, "expert_parallel": dealt}
+    layout = layout.model_copy(update=copies)
     with tempfile.TemporaryDirectory(prefix="shardline-score-") as folder:
         rows.save(Path(folder) / "rows.npz")
         # Ranks that share a row share it evenly, so it is padded (`sequence_unit`).
@@ -124,7 +128,7 @@ def _evaluable(layout: LayoutConfig, longest: int, model: ModelConfig) -> Layout
     unit = layout.sequence_unit
     if model.position != "learned" or -(-longest // unit) * unit <= model.max_position_embeddings:
         return layout
-    return layout.model_copy(update={"sequence_parallel": False, "context_parallel": 1})
+    return layout.model_copy(update={"sequence_parallel": False, "context_parallel": 1, "expert_parallel": 1})
 
 
 def check_causal(model: ModelConfig) -> None:

@@ -36,24 +36,38 @@ def _run(store: ArtifactStore, dataset: Artifact, label: str, layout: dict[str, 
     )
 
 
-def test_a_run_of_shared_sequences_is_evaluated_and_converted_as_any_other(tmp_path: Path) -> None:
-    store = ArtifactStore(tmp_path / "store")
-    write_corpus(tmp_path / "corpus.jsonl")
-    dataset = make_dataset(store, tmp_path / "corpus.jsonl")
-    other = ArtifactStore(tmp_path / "other")
-    write_corpus(tmp_path / "corpus2.jsonl")
-    other_dataset = make_dataset(other, tmp_path / "corpus2.jsonl")
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Artifact, dict[str, Any]]:
+    return _trained_and_evaluated(tmp_path_factory.mktemp("alone"), {})[:2]
 
-    shared = _run(store, dataset, "shared", {"context_parallel": 2, "expert_parallel": 2})
-    alone = _run(other, other_dataset, "alone", {})
 
-    losses = [[line["loss_nats"] for line in read(run.path / METRICS)] for run in (shared, alone)]
-    assert losses[0] == pytest.approx(losses[1], rel=2e-5)
-    assert losses[0][-1] < losses[0][0]
-    scores = [
-        EVALUATE.run(EvaluateConfig(), inputs={"checkpoint": run, "dataset": data}, store=place).summary["metrics"]
-        for run, data, place in ((shared, dataset, store), (alone, other_dataset, other))
-    ]
-    assert scores[0]["nats"] == pytest.approx(scores[1]["nats"], rel=1e-4)
-    exported = RESHAPE.run(ReshapeConfig(to="huggingface"), inputs={"checkpoint": shared}, store=store)
+def _trained_and_evaluated(root: Path, layout: dict[str, Any]) -> tuple[Artifact, dict[str, Any], ArtifactStore]:
+    store = ArtifactStore(root / "store")
+    write_corpus(root / "corpus.jsonl")
+    dataset = make_dataset(store, root / "corpus.jsonl")
+    run = _run(store, dataset, "run", layout)
+    inputs = {"checkpoint": run, "dataset": dataset}
+    return run, dict(EVALUATE.run(EvaluateConfig(), inputs=inputs, store=store).summary["metrics"]), store
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"context_parallel": 2, "expert_parallel": 2},
+        {"data_parallel": 2, "context_parallel": 2, "expert_parallel": 4},
+    ],
+    ids=str,
+)
+def test_a_run_of_shared_sequences_is_evaluated_and_converted_as_any_other(
+    layout: dict[str, Any], alone: tuple[Artifact, dict[str, Any]], tmp_path: Path
+) -> None:
+    expected, expected_scores = alone
+
+    run, scores, store = _trained_and_evaluated(tmp_path, layout)
+    exported = RESHAPE.run(ReshapeConfig(to="huggingface"), inputs={"checkpoint": run}, store=store)
+
+    losses, expected_losses = ([line["loss_nats"] for line in read(r.path / METRICS)] for r in (run, expected))
+    assert losses == pytest.approx(expected_losses, rel=2e-5)
+    assert losses[-1] < losses[0]
+    assert scores["nats"] == pytest.approx(expected_scores["nats"], rel=1e-4)
     assert list(exported.path.rglob("*.safetensors"))
