@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from training.model_config import Activation
+from training.families import Activation
 
 
 def activate(x: Tensor, activation: Activation) -> Tensor:

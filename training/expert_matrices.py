@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from training.activation import activate
+from training.families import Activation
 from training.mesh import ExpertParallel, TensorParallel
-from training.model_config import Activation
 from training.parameters import ParamSpec
 
 
