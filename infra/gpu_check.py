@@ -1,4 +1,4 @@
-"""Checks a CUDA device: parity with the CPU, Transformer Engine against our layers, and throughput.
+"""Checks a CUDA device: parity with the CPU, kernels of ring attention, Transformer Engine, and throughput.
 
 `make gpu-check`. Says why it skips where there is no device. Throughput is of a model of about one
 billion parameters, as model FLOP/s against the matmul peak measured on the same device in the same
@@ -18,9 +18,12 @@ import torch.distributed as dist
 
 from contracts.errors import ConfigError
 from training.config import IGNORE_INDEX, PretrainConfig
+from training.context_parallel import ContextParallel
 from training.flops import parameter_count, step_flops_per_token
+from training.layers import CoreAttention
 from training.measure import matmul_peak_flops, peak_memory_bytes
 from training.mesh import build_mesh
+from training.ring_attention import RingAttention
 from training.rows import PADDING
 from training.te import transformer_engine
 from training.trainer import Trainer, full_precision_matmul
@@ -74,7 +77,7 @@ def main() -> int:
     dist.init_process_group("cpu:gloo,cuda:nccl", store=store, rank=0, world_size=1)
     full_precision_matmul(torch.device("cuda"))
     print(f"{torch.cuda.get_device_name()}; torch {torch.__version__}; CUDA {torch.version.cuda}")
-    failures = check_parity() + check_transformer_engine()
+    failures = check_parity() + check_ring() + check_transformer_engine()
     check_throughput(options.steps, options.micro_batch_size)
     dist.destroy_process_group()
     for failure in failures:
@@ -106,6 +109,29 @@ def check_parity() -> list[str]:
             print(f"parity {family:<6} {precision:<8} against CPU float32: {worst:.1e} (at most {tolerance:g})")
             if worst > tolerance:
                 failures.append(f"parity of {family} at {precision}: {worst:.1e}")
+    return failures
+
+
+def check_ring(device: str = "cuda") -> list[str]:
+    """Kernels of ring attention, which join pieces by their denominators, against PyTorch's attention."""
+    failures = []
+    documents = torch.arange(2 * 96, device=device).view(2, 96) // 40
+    for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 3e-2)):
+        for window, told in ((None, None), (17, None), (None, documents)):
+            results = []
+            for attention in (CoreAttention(window), RingAttention(ContextParallel(), window)):
+                generator = torch.Generator().manual_seed(5)
+                sizes = ((96, 2, 4, 32), (96, 2, 2, 32), (96, 2, 2, 32))
+                qkv = [torch.randn(size, generator=generator).to(device, dtype).requires_grad_() for size in sizes]
+                out = attention(*qkv, told)
+                out.square().sum().backward()
+                results.append([out.detach(), *(x.grad for x in qkv if x.grad is not None)])
+            pairs = zip(*results, strict=True)
+            worst = max(float((a - b).abs().max() / b.abs().max().clamp(min=1e-6)) for a, b in pairs)
+            what = f"ring attention {str(dtype).removeprefix('torch.')} window={window} documents={told is not None}"
+            print(f"{what}: {worst:.1e} (at most {tolerance:g})")
+            if not worst <= tolerance:
+                failures.append(f"{what}: {worst:.1e}")
     return failures
 
 

@@ -145,3 +145,41 @@ def test_backward_in_two_halves_changes_nothing() -> None:
         more = {"schedule": schedule, "expert_parallel": 2}
         _assert_equal(_run((1, 2, 1, 2), ("four layers",), layout_more=more))
     _assert_equal(_run((1, 2, 1, 2), ("four layers",), layout_more={"schedule": "zbv"}))
+
+
+def _kept_bytes(config: PretrainConfig) -> int:
+    """Memory of what a forward pass keeps for backward, without parameters."""
+    trainer = new_trainer(config)
+    batch = read_batch(PatternSource(), step_sample_ids(0, 2, dp_rank=0, dp_size=1), trainer.mesh.device)
+    held: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        held[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        alive.append(tensor)
+        return tensor
+
+    alive: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        trainer.stages[0](batch.inputs, want="hidden")
+    weights = {p.untyped_storage().data_ptr() for p in trainer.stages[0].parameters()}
+    return sum(size for place, size in held.items() if place not in weights)
+
+
+def test_a_rank_keeps_its_share_of_the_activations() -> None:
+    whole = run_on_ranks(1, _kept_bytes, _config("llama", (1, 1, 1, 1), {}))[0]
+
+    for kept in run_on_ranks(4, _kept_bytes, _config("llama", (1, 1, 1, 4), {})):
+        assert kept == pytest.approx(whole / 4, rel=0.05)
+
+
+def _lower_precision(configs: list[PretrainConfig]) -> list[Any]:
+    return [[new_trainer(config).train_step(DocumentSource()).loss_nats] for config in configs]
+
+
+def test_lower_precision_stays_near() -> None:
+    exact = run_on_ranks(1, _lower_precision, [_config("experts", (1, 1, 1, 1), {})])[0][0]
+    lower = {"float32": 1e-5, "bf16": 2e-2, "fp16": 2e-2}
+    configs = [_config("experts", (2, 1, 1, 2), {"precision": precision}) for precision in lower]
+
+    for found, tolerance in zip(run_on_ranks(4, _lower_precision, configs)[0], lower.values(), strict=True):
+        assert relative_difference(found, exact) < tolerance
