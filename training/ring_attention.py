@@ -19,6 +19,7 @@ from training.context_parallel import ContextParallel
 
 # Elements of a mask, or of the scores where no fused kernel takes the inputs, that are made at a time.
 _PIECE = 1 << 22
+_MIN_ROWS = 128  # queries of a piece under a window; fewer leave a kernel idle
 
 
 class RingAttention(nn.Module):
@@ -81,7 +82,7 @@ class _Plan:
         return (self.context.rank - turn) % self.context.size
 
     def tiles(self, source: int, length: int) -> list[_Tile]:
-        """Queries of this rank that see keys of `source`; every rank has as many elements at a turn.
+        """Queries of this rank that see keys of `source`; without a window every rank has as many elements at a turn.
 
         Args:
             length: Tokens of a rank.
@@ -110,24 +111,41 @@ class _Plan:
 
     def pieces(
         self, tile: _Tile, source: int, q_bnsd: Tensor, documents: Tensor | None
-    ) -> Iterator[tuple[slice, Tensor | None, bool]]:
-        """Cut a tile's queries so that no mask gets large: queries, which keys they see, and whether causally."""
+    ) -> Iterator[tuple[slice, slice, Tensor | None, bool]]:
+        """Cut a tile so that no mask gets large, and leave out keys that no query of a piece sees.
+
+        Returns:
+            Queries, keys, which of them each query sees (None: all), and whether causally.
+        """
         rows, columns = tile.queries.stop - tile.queries.start, tile.keys.stop - tile.keys.start
         is_cut = self.causal and self.window is not None and self.window < q_bnsd.shape[2] * self.context.size
         has_mask = is_cut or documents is not None
         fused = is_fused(q_bnsd, has_mask=has_mask)
         if fused and not has_mask:
-            yield tile.queries, None, tile.is_causal
+            yield tile.queries, tile.keys, None, tile.is_causal
             return
         deep = (1 if documents is None else len(documents)) if fused else q_bnsd.shape[0] * q_bnsd.shape[1]
         size = max(1, _PIECE // (columns * deep))
         whole = q_bnsd.shape[2] * self.context.size
         own = self.context.places(whole, q_bnsd.device)[tile.queries]
         theirs = self.context.places(whole, q_bnsd.device, source)[tile.keys]
+        if is_cut:
+            size = min(size, max(self.window or 0, _MIN_ROWS))
         for first in range(0, rows, size):
             places = own[first : first + size]
             part = slice(tile.queries.start + first, tile.queries.start + first + len(places))
-            yield part, self._mask(places, theirs, documents), False
+            near = slice(0, columns)
+            if is_cut:  # queries and keys are then of one chunk each
+                half = q_bnsd.shape[2] // 2
+                before = self._first(self.context.rank, part.start, half) - self._first(source, tile.keys.start, half)
+                near = slice(max(0, before - (self.window or 0) + 1), min(columns, before + len(places)))
+            keys = slice(tile.keys.start + near.start, tile.keys.start + near.stop)
+            if near.start < near.stop:
+                yield part, keys, self._mask(places, theirs[near], documents), False
+
+    def _first(self, rank: int, start: int, half: int) -> int:
+        """Place in the sequence of token `start` of a rank's part, whose chunks have `half` tokens."""
+        return self.context.chunks(rank)[start // half] * half + start % half
 
     def _mask(self, queries: Tensor, keys: Tensor, documents: Tensor | None) -> Tensor:
         """Which keys (columns) each query (row) sees, by their places in the sequence: (1 or b, 1, q, k)."""
@@ -231,8 +249,8 @@ def _visit(
     plan, source = meeting
     k_bgsd, v_bgsd = guests.permute(0, 2, 3, 1, 4)
     for tile in plan.tiles(source, q_bnsd.shape[2]):
-        for rows, mask, is_causal in plan.pieces(tile, source, q_bnsd, documents):
-            k, v = k_bgsd[:, :, tile.keys], v_bgsd[:, :, tile.keys]
+        for rows, keys, mask, is_causal in plan.pieces(tile, source, q_bnsd, documents):
+            k, v = k_bgsd[:, :, keys], v_bgsd[:, :, keys]
             more = attend(q_bnsd[:, :, rows], k, v, mask, is_causal=is_causal)
             out[:, :, rows], log_sum[:, :, rows] = _joined(out[:, :, rows], log_sum[:, :, rows], *more)
 
@@ -266,11 +284,11 @@ def _visit_backward(
     k_bgsd, v_bgsd = guests.permute(0, 2, 3, 1, 4)
     grad_k, grad_v = grad_kv.permute(0, 2, 3, 1, 4)
     for tile in plan.tiles(source, q_bnsd.shape[2]):
-        for rows, mask, is_causal in plan.pieces(tile, source, q_bnsd, documents):
-            qkv = (q_bnsd[:, :, rows], k_bgsd[:, :, tile.keys], v_bgsd[:, :, tile.keys])
+        for rows, keys, mask, is_causal in plan.pieces(tile, source, q_bnsd, documents):
+            qkv = (q_bnsd[:, :, rows], k_bgsd[:, :, keys], v_bgsd[:, :, keys])
             more_q, more_k, more_v = attend_backward(
                 grad[:, :, rows], qkv, out[:, :, rows], log_sum[:, :, rows], mask, is_causal=is_causal
             )
             grad_q[:, :, rows] += more_q
-            grad_k[:, :, tile.keys] += more_k
-            grad_v[:, :, tile.keys] += more_v
+            grad_k[:, :, keys] += more_k
+            grad_v[:, :, keys] += more_v

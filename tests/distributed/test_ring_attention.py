@@ -86,9 +86,10 @@ def test_sixteen_bits_stay_near() -> None:
                 assert (part.double() - expected).abs().max() < 0.03 * max(1.0, float(expected.abs().max())), name
 
 
-@pytest.mark.parametrize("name", ["causal", "documents and window"])
+@pytest.mark.parametrize("name", ["causal", "window within a chunk", "documents and window"])
 def test_masks_and_scores_are_made_in_pieces(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("training.ring_attention._PIECE", 100)
+    monkeypatch.setattr("training.ring_attention._MIN_ROWS", 3)
     for fused in (True, False):
         for module in ("ring_attention", "attention_kernels"):
             monkeypatch.setattr(f"training.{module}.is_fused", lambda *_, is_so=fused, **__: is_so)
@@ -137,6 +138,16 @@ def test_a_window_skips_chunks_that_are_out_of_sight() -> None:
     met = [source for source in range(4) if plan.tiles(source, 16)]
 
     assert met == [0, 1]  # chunk 0 sees itself; chunk 7 sees itself and the end of chunk 6, which rank 1 has
+
+
+def test_a_window_takes_work_in_proportion_to_its_width() -> None:
+    plan, length = _Plan(ContextParallel(), 128, True), 2048
+    queries = torch.empty(1, 1, length, 8)
+    pieces = [piece for tile in plan.tiles(0, length) for piece in plan.pieces(tile, 0, queries, None)]
+
+    elements = sum((rows.stop - rows.start) * (keys.stop - keys.start) for rows, keys, _, _ in pieces)
+
+    assert elements <= 2 * 128 * length
 
 
 def test_a_length_that_makes_no_equal_chunks_is_refused() -> None:
