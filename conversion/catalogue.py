@@ -86,6 +86,17 @@ def box_shape(box: Box) -> Shape:
     return tuple(stop - start for start, stop in box)
 
 
+def common_box(a: Box, b: Box) -> Box | None:
+    """Return what two boxes have in common; None if they have nothing."""
+    common = tuple((max(x[0], y[0]), min(x[1], y[1])) for x, y in zip(a, b, strict=True))
+    return common if all(start < stop for start, stop in common) else None
+
+
+def shifted(box: Box, by: Shape) -> Box:
+    """Return a box counted from another origin."""
+    return tuple((start - n, stop - n) for (start, stop), n in zip(box, by, strict=True))
+
+
 def row_blocks(box: Box, itemsize: int, block_bytes: int = BLOCK_BYTES) -> Iterator[Box]:
     """Cut a box along its first dimension into boxes of about `block_bytes` each."""
     if not box:

@@ -12,6 +12,7 @@ from torch import Tensor
 from contracts.errors import InputError, ShardlineError
 from conversion.catalogue import Box, Checkpoint, TensorEntry, equal_bits, num_elements, row_blocks
 from conversion.detect import NAMES, READABLE, format_of
+from conversion.megatron import check_megatron_files
 from conversion.rank_shards import degrees
 from conversion.reading import model_of, open_checkpoint
 from training.file_digests import differing_digest
@@ -133,7 +134,7 @@ def verify_checkpoint(path: Path) -> list[str]:
     except ShardlineError as error:
         return list(dict.fromkeys([*problems, str(error)]))
     try:
-        damaged = [] if listed else _damaged_files(checkpoint)
+        damaged = [] if listed and kind == "native" else _damaged_files(checkpoint)
         return problems + damaged + _problems(checkpoint)
     finally:
         checkpoint.tensors.close()
@@ -155,6 +156,11 @@ def _problems(checkpoint: Checkpoint) -> list[str]:
 
 def _damaged_files(checkpoint: Checkpoint) -> list[str]:
     """Files of a step folder given by itself; folders of several steps are checked by their list."""
+    if checkpoint.format == "megatron":
+        try:
+            check_megatron_files(checkpoint.path)
+        except InputError as error:
+            return [str(error)]
     return [
         f"{checkpoint.path / name}: its {digest} differs from the one in the manifest"
         for name, facts in checkpoint.info.files.items()

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from contracts.errors import InputError
-from conversion.catalogue import Box, Checkpoint, Shape, TensorEntry, num_elements
+from conversion.catalogue import Box, Checkpoint, Shape, TensorEntry, common_box, num_elements, shifted
 from conversion.file_reading import FileReader, empty_box
 from conversion.tensor_records import TensorRecord, read_record
 from training.safe_pickle import read_dcp_metadata
@@ -92,11 +92,11 @@ class NativeCatalogue:
         entry = self._entries[name]
         out = empty_box(box, entry.dtype)
         for chunk in self.chunks[name]:
-            common = _common_box(box, chunk.box)
+            common = common_box(box, chunk.box)
             if common is None:
                 continue
-            inside = _shifted(common, chunk.start)
-            part = out[tuple(slice(a, b) for a, b in _shifted(common, tuple(a for a, _ in box)))]
+            inside = shifted(common, chunk.start)
+            part = out[tuple(slice(a, b) for a, b in shifted(common, tuple(a for a, _ in box)))]
             self._read_chunk(entry, chunk, inside, part)
         return out
 
@@ -173,15 +173,6 @@ def _overlap(chunks: list[Chunk]) -> bool:
         for other in ordered[n + 1 :]:
             if one.box and other.start[0] >= one.box[0][1]:
                 break
-            if _common_box(one.box, other.box) is not None:
+            if common_box(one.box, other.box) is not None:
                 return True
     return False
-
-
-def _common_box(a: Box, b: Box) -> Box | None:
-    common = tuple((max(x[0], y[0]), min(x[1], y[1])) for x, y in zip(a, b, strict=True))
-    return common if all(start < stop for start, stop in common) else None
-
-
-def _shifted(box: Box, by: Shape) -> Box:
-    return tuple((start - n, stop - n) for (start, stop), n in zip(box, by, strict=True))

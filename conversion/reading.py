@@ -19,7 +19,7 @@ def open_checkpoint(path: Path, step: int | None = None) -> Checkpoint:
     """Open a checkpoint; descriptions are read and checked, data is not.
 
     Args:
-        path: A step folder, a folder of several, an artifact, or a Hugging Face model folder.
+        path: A step folder, a folder of several, an artifact, a Hugging Face model folder, or a folder of Megatron-LM.
         step: Which of several; None takes the newest whole one.
 
     Raises:
@@ -39,9 +39,13 @@ def open_checkpoint(path: Path, step: int | None = None) -> Checkpoint:
         if step not in (None, found.info.step):
             raise ConfigError(f"step is {step}, and {path} holds one model, of step {found.info.step}. Leave step out.")
         return found
+    if kind == "megatron":
+        from conversion.megatron import open_megatron
+
+        return open_megatron(path, step)
     raise InputError(
-        f"{path}: is a {NAMES[kind]}, which cannot be read yet. Readable are native checkpoints and Hugging Face "
-        "folders."
+        f"{path}: is a {NAMES[kind]}, which cannot be read yet. Readable are native checkpoints, Hugging Face "
+        "folders and mp_rank_* folders of Megatron-LM."
     )
 
 

@@ -38,6 +38,11 @@ def reshape(settings: ReshapeConfig, inputs: Mapping[str, Artifact], workspace: 
     source = open_checkpoint(path, settings.step)
     try:
         plan = make_plan(source, settings)
+        if settings.logits and source.format == "megatron":
+            raise ConfigError(
+                "logits: true runs both models, and Megatron-LM's own is not run here. Reshape to native first, and "
+                "compare from there."
+            )
         if settings.logits and "huggingface" in (source.format, settings.to):
             require_transformers()
         for line in (*plan.notes, *(f"left behind: {item}" for item in plan.dropped)):
@@ -75,16 +80,21 @@ def source_path(settings: ReshapeConfig, inputs: Mapping[str, Artifact]) -> Path
 
 @contextlib.contextmanager
 def _source_check(settings: ReshapeConfig, source: Checkpoint, workspace: Workspace) -> Iterator[None]:
-    """Compare the files of a native source with their digests on a thread of its own, while others copy.
+    """Compare the files of a source with the digests or sums that it has, on a thread of its own, while others copy.
 
     Raises:
         InputError: A file is damaged; what was written is removed.
     """
-    if not settings.verify or source.format != "native":
+    if not settings.verify or source.format not in ("native", "megatron"):
         yield
         return
     with ThreadPoolExecutor(max_workers=1) as pool:
-        check = pool.submit(check_source_files, source.path, source.info, workspace.store.digest)
+        if source.format == "megatron":
+            from conversion.megatron import check_megatron_files
+
+            check = pool.submit(check_megatron_files, source.path)
+        else:
+            check = pool.submit(check_source_files, source.path, source.info, workspace.store.digest)
         yield
         try:
             check.result()

@@ -1,5 +1,7 @@
 """inspect, verify, diff and --dry-run of checkpoints."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -74,12 +76,15 @@ def test_a_sound_checkpoint_verifies_and_a_damaged_one_is_named(tmp_path):
         assert any("__0_0.distcp" in line and "sha256" in line for line in verify_checkpoint(path))
 
 
-def test_a_foreign_model_is_inspected_and_one_that_cannot_be_read_says_why():
+def test_a_foreign_model_is_inspected_and_one_that_cannot_be_read_says_why(tmp_path):
     found = inspect_checkpoint(published("gpt2"))
     assert found["format"] == "huggingface" and found["model"]["family"] == "gpt2" and found["parameters"] == 210304
 
-    other = inspect_checkpoint(published("bert"))
-    assert other["format"] == "huggingface" and "'bert' is not supported" in other["problem"]
+    shutil.copytree(published("gpt2"), tmp_path / "other")
+    config = json.loads((tmp_path / "other" / "config.json").read_text())
+    (tmp_path / "other" / "config.json").write_text(json.dumps({**config, "model_type": "mamba"}))
+    other = inspect_checkpoint(tmp_path / "other")
+    assert other["format"] == "huggingface" and "'mamba' is not supported" in other["problem"]
 
 
 def test_the_same_weights_in_other_layouts_and_formats_are_equal(tmp_path):

@@ -1,0 +1,141 @@
+"""Legacy Megatron-LM checkpoints, as Megatron-LM wrote them at several layouts: one model each, bit for bit."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from conversion_cases import convert
+from safetensors import safe_open
+
+from contracts.errors import InputError
+from conversion.catalogue import Checkpoint, equal_bits
+from conversion.logits import logits_of
+from conversion.reading import open_checkpoint
+
+FIXTURES = Path(os.environ.get("SHARDLINE_FIXTURES", "")) / "checkpoints"
+pytestmark = pytest.mark.skipif(
+    not os.environ.get("SHARDLINE_FIXTURES"),
+    reason="SHARDLINE_FIXTURES names no folder of other programs' files",
+)
+LLAMA = ["legacy_tp1pp1", "legacy_tp1pp1_dp2", "legacy_tp1pp2", "legacy_tp2pp1", "legacy_tp2pp2"]
+FAMILIES = {
+    "llama": LLAMA,
+    "gpt2": ["legacy_tp1pp1", "legacy_tp2pp2", "convert_py_tp2pp2"],
+    "gpt2_distopt": ["legacy_tp1pp1", "legacy_tp1pp2"],
+    "moe": ["legacy_ep2"],
+    "gpt_language_model_names": ["legacy_tp1pp1", "legacy_tp1pp1_qkv_v1"],
+    "bert": ["legacy_tp1pp1"],
+}
+REAL_ROWS = 130  # of 144 or 160: the others are padding, of which a wider layout has more
+
+
+def _open(family: str, name: str) -> Checkpoint:
+    return open_checkpoint(FIXTURES / "megatron" / family / name)
+
+
+def _tensors(found: Checkpoint) -> dict[str, torch.Tensor]:
+    tensors = found.tensors
+    return {name: tensors.read(name, entry.box) for name, entry in tensors.entries.items()}
+
+
+@pytest.mark.parametrize(
+    ("family", "name"), [(family, name) for family, names in FAMILIES.items() for name in names[1:]]
+)
+def test_every_layout_of_a_model_holds_the_same_bits(family: str, name: str) -> None:
+    first, other = _tensors(_open(family, FAMILIES[family][0])), _tensors(_open(family, name))
+
+    shared = first.keys() & other.keys()
+    assert {n for n in first if not n.startswith("optim.")} <= shared
+    if name not in ("convert_py_tp2pp2", "legacy_tp1pp1_qkv_v1"):  # these two have lost their optimizer
+        assert first.keys() == other.keys() and any(n.startswith("optim.") for n in first)
+    for key in shared:
+        a, b = first[key], other[key]
+        if "embedding.word" in key or "output.weight" in key:
+            a, b = a[:REAL_ROWS], b[:REAL_ROWS]
+        if name == "convert_py_tp2pp2":
+            a = a.to(b.dtype)
+        assert equal_bits(a, b), key
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "moe", "gpt_language_model_names"])
+@pytest.mark.parametrize("to", ["native", "huggingface"])
+def test_logits_are_those_that_megatron_computed(family: str, to: str, tmp_path: Path) -> None:
+    name = FAMILIES[family][0]
+    with safe_open(FIXTURES / "megatron" / family / "expected.safetensors", "pt") as expected:
+        tokens, logits = expected.get_tensor("input_ids"), expected.get_tensor("logits")
+
+    made = convert(FIXTURES / "megatron" / family / name, tmp_path / "out", to=to, tensor_parallel=1)
+
+    found = open_checkpoint(made.path)
+    torch.testing.assert_close(logits_of(found, tokens), logits, rtol=0, atol=2e-5 if family != "llama" else 2e-2)
+
+
+def test_bf16_weights_without_masters_give_megatrons_logits(tmp_path: Path) -> None:
+    """The recorded logits are of the 16-bit weights; the converted ones are the float32 masters, which differ."""
+    with safe_open(FIXTURES / "megatron" / "llama" / "expected.safetensors", "pt") as expected:
+        tokens, logits = expected.get_tensor("input_ids"), expected.get_tensor("logits")
+    made = convert(FIXTURES / "megatron" / "llama" / "legacy_tp2pp2", tmp_path / "a", dtype="bf16", optimizer=False)
+
+    found = logits_of(open_checkpoint(made.path), tokens)
+
+    torch.testing.assert_close(found[..., :REAL_ROWS], logits[..., :REAL_ROWS], rtol=0, atol=1e-5)
+
+
+def test_optimizer_step_and_samples_come_along(tmp_path: Path) -> None:
+    made = convert(FIXTURES / "megatron" / "llama" / "legacy_tp2pp2", tmp_path / "out", tensor_parallel=2)
+
+    assert made.summary["step"] == 3 and made.summary["consumed_samples"] == 12
+    assert "optimizer state" in made.summary["kept"]
+    written, source = _tensors(open_checkpoint(made.path)), _tensors(_open("llama", "legacy_tp1pp1"))
+    for key, tensor in source.items():
+        rows = slice(REAL_ROWS) if "embedding.word" in key or "output.weight" in key else slice(None)
+        assert equal_bits(written[key][rows], tensor[rows]), key
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("missing_rank", "tensor-parallel rank 1, pipeline rank 1.* is missing"),
+        ("truncated_pt", "mp_rank_01/model_optim_rng.pt: the file is cut off or damaged"),
+        ("bitflip_in_tensor", "a file is damaged or of another checkpoint"),
+        ("args_claim_tp4", "args say tensor 4 x pipeline 1"),
+        ("vocab_padding_mismatch", "args.padded_vocab_size is 160, and the embeddings have 144 rows"),
+        ("replicated_norm_differs", "decoder.layers.2.input_layernorm.weight is not its weight|differs from that in"),
+        ("evil_pickle", "it names posix.system, which no checkpoint needs. Nothing of it was run"),
+    ],
+)
+def test_nasty_files_are_refused_by_name_and_nothing_is_run_or_written(name: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
+        convert(FIXTURES / "nasty" / name, tmp_path / "out")
+
+    assert not (tmp_path / "out").exists()
+    assert not list(Path("/tmp").glob("PWNED_conv_fixture_*"))
+
+
+def test_a_flipped_bit_that_no_comparison_meets_is_found_by_its_sum(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(FIXTURES / "megatron" / "gpt2" / "legacy_tp1pp1", source)
+    path = next(source.rglob("model_optim_rng.pt"))
+    entry = _open("gpt2", "legacy_tp1pp1").tensors
+    stored = entry._parts["layers.1.mlp.up.weight"][0].stored  # type: ignore[attr-defined]
+    data = bytearray(path.read_bytes())
+    data[stored.start + 400] ^= 1
+    path.write_bytes(data)
+
+    with pytest.raises(InputError, match=r"model_optim_rng.pt: data/\d+ is not what was written: its checksum differs"):
+        convert(source, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_models_that_are_not_here_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"does not know where the parameter position_embeddings\.weight belongs"):
+        convert(FIXTURES / "megatron" / "t5" / "legacy_tp1pp1", tmp_path / "out")
+
+
+def test_another_step_is_asked_for_by_number() -> None:
+    from contracts.errors import ConfigError
+
+    with pytest.raises(ConfigError, match=r"step is 9, and .* has 3"):
+        open_checkpoint(FIXTURES / "megatron" / "llama" / "legacy_tp1pp1", 9)
