@@ -72,6 +72,13 @@ def iteration_folder(path: Path, step: int | None) -> Path:
     return found[0].path
 
 
+def rank_files(path: Path, step: int | None) -> dict[str, Path]:
+    """Name the files of an iteration, for the digests of a stage that is given them by path."""
+    folder = iteration_folder(path, step)
+    files = sorted(file for name in (MODEL_FILE, OPTIMIZER_FILE) for file in folder.glob(f"mp_rank_*/{name}"))
+    return {f"{file.parent.name}/{file.name}": file for file in files}
+
+
 def read_ranks(folder: Path) -> tuple[list[RankFile], MegatronArguments]:
     """Read the description of every rank file of an iteration.
 

@@ -42,6 +42,10 @@ def _raw_files(settings: ReshapeConfig) -> dict[str, Path]:
     elif kind == "huggingface":
         paths = [path / CONFIG, path / INDEX, *weight_files(path)]
         files |= {file.name: file for file in paths if file.is_file()}
+    elif kind == "megatron":
+        from conversion.megatron_folder import rank_files
+
+        files |= rank_files(path, settings.step)
     return files | {f"tokenizer/{name}": file for name, file in tokenizer_files(path).items()}
 
 

@@ -139,3 +139,14 @@ def test_another_step_is_asked_for_by_number() -> None:
 
     with pytest.raises(ConfigError, match=r"step is 9, and .* has 3"):
         open_checkpoint(FIXTURES / "megatron" / "llama" / "legacy_tp1pp1", 9)
+
+
+def test_results_of_different_checkpoints_have_different_fingerprints(tmp_path: Path) -> None:
+    made = [
+        convert(FIXTURES / "megatron" / "gpt2" / name, tmp_path / name, optimizer=False)
+        for name in ("legacy_tp1pp1", "legacy_tp2pp2")
+    ]
+    again = convert(FIXTURES / "megatron" / "gpt2" / "legacy_tp1pp1", tmp_path / "again", optimizer=False)
+
+    assert made[0].fingerprint != made[1].fingerprint
+    assert made[0].fingerprint == again.fingerprint
