@@ -12,12 +12,13 @@ class ReshapeConfig(Settings):
 
     checkpoint: str | None = execution(None, description="Checkpoint to read, where no artifact is given as input.")
     step: int | None = Field(None, ge=0, description="Step to take. Empty: the newest good one.")
-    to: Literal["native", "huggingface"] = Field(
+    to: Literal["native", "huggingface", "megatron"] = Field(
         "native",
-        description="native: Shardline's own sharded checkpoint; huggingface: safetensors with a config.json.",
+        description="native: Shardline's own sharded checkpoint; huggingface: safetensors with a config.json; "
+        "megatron: mp_rank_* folders of Megatron-LM.",
     )
-    tensor_parallel: PositiveInt = Field(1, description="Tensor-parallel degree of the native target.")
-    pipeline_parallel: PositiveInt = Field(1, description="Pipeline-parallel degree of the native target.")
+    tensor_parallel: PositiveInt = Field(1, description="Tensor-parallel degree of a native or Megatron target.")
+    pipeline_parallel: PositiveInt = Field(1, description="Pipeline-parallel degree of a native or Megatron target.")
     data_parallel: PositiveInt = Field(
         1, description="Data-parallel degree of the native target: the files it is cut into."
     )
@@ -46,5 +47,10 @@ class ReshapeConfig(Settings):
             raise ValueError(
                 f"to: huggingface writes whole tensors, so tensor_parallel ({self.tensor_parallel}), pipeline_parallel "
                 f"({self.pipeline_parallel}) and data_parallel ({self.data_parallel}) must be 1."
+            )
+        if self.to == "megatron" and self.data_parallel > 1:
+            raise ValueError(
+                "to: megatron writes one file for all data-parallel ranks; "
+                f"data_parallel ({self.data_parallel}) must be 1."
             )
         return self

@@ -5,6 +5,7 @@ from typing import Any
 
 from conversion.config import ReshapeConfig
 from conversion.huggingface_writing import HuggingFaceTarget
+from conversion.megatron_writing import MegatronTarget
 from conversion.rank_shards import degrees
 from conversion.reading import open_checkpoint
 from conversion.targets import Plan, dropped_and_kept, make_plan
@@ -51,6 +52,10 @@ def _target(plan: Plan) -> dict[str, Any]:
         names = {name for entries in target.files.values() for name in entries}
         dtypes = {entry.dtype for entries in target.files.values() for entry in entries.values()}
         files = list(target.files)
+    elif isinstance(target, MegatronTarget):
+        names = set(plan.source.tensors.entries) if target.has_optimizer else set(plan.source.info.parameters)
+        dtypes = {target.dtype(name) for name in plan.source.info.parameters}
+        files = target.files
     else:
         names = {shard.name for shards in target.shards for shard in shards}
         dtypes = {target.dtype(name) for name in plan.source.info.parameters}

@@ -15,6 +15,7 @@ from conversion.config import ReshapeConfig
 from conversion.huggingface_files import weight_files
 from conversion.huggingface_writing import HuggingFaceTarget
 from conversion.logits import max_logit_difference, require_transformers
+from conversion.megatron_writing import MegatronTarget
 from conversion.reading import open_checkpoint
 from conversion.targets import Plan, dropped_and_kept, make_plan
 from conversion.tokenizer_files import special_token_ids, tokenizer_files
@@ -38,7 +39,7 @@ def reshape(settings: ReshapeConfig, inputs: Mapping[str, Artifact], workspace: 
     source = open_checkpoint(path, settings.step)
     try:
         plan = make_plan(source, settings)
-        if settings.logits and source.format == "megatron":
+        if settings.logits and "megatron" in (source.format, settings.to):
             raise ConfigError(
                 "logits: true runs both models, and Megatron-LM's own is not run here. Reshape to native first, and "
                 "compare from there."
@@ -115,6 +116,10 @@ def _write(
         workspace.known_digests |= digests
         copy_tokenizer(files, root)
         return root
+    if isinstance(plan.target, MegatronTarget):
+        if files:
+            copy_tokenizer(files, root / TOKENIZER)
+        return plan.target.write(root, progress=workspace.progress, workers=workers)
     extra: dict[str, Any] = {"reshaped_from": {"format": plan.source.format, "layout": dict(plan.source.info.layout)}}
     if "checkpoint" in inputs:
         extra["reshaped_from"]["fingerprint"] = inputs["checkpoint"].fingerprint
@@ -178,5 +183,8 @@ def _summary(plan: Plan, written: Checkpoint, path: Path, *, has_tokenizer: bool
     else:
         layout = plan.target.layout
         summary |= {"layout": layout.model_dump(mode="json"), "checkpoint": written.path.name}
-        summary["files"] = sorted(written.info.files)
+        if isinstance(plan.target, MegatronTarget):
+            summary["files"] = plan.target.files
+        else:
+            summary["files"] = sorted(written.info.files)
     return summary

@@ -12,6 +12,7 @@ from conversion.catalogue import Checkpoint
 from conversion.config import ReshapeConfig
 from conversion.huggingface_writing import HuggingFaceTarget
 from conversion.linked_rows import derive_resized
+from conversion.megatron_writing import MegatronTarget
 from conversion.native_writing import NativeTarget
 from conversion.reading import model_of
 from training.config import LayoutConfig, ModelConfig, check_layout
@@ -32,7 +33,7 @@ class Plan:
     """
 
     source: Checkpoint
-    target: NativeTarget | HuggingFaceTarget
+    target: NativeTarget | HuggingFaceTarget | MegatronTarget
     caster: Caster
     dropped: tuple[str, ...]
     notes: tuple[str, ...]
@@ -53,7 +54,12 @@ def make_plan(source: Checkpoint, settings: ReshapeConfig) -> Plan:
     source = _resized(source, model)
     has_optimizer = source.info.has_optimizer and settings.optimizer
     dropped = ("optimizer state (optimizer: false)",) if source.info.has_optimizer and not has_optimizer else ()
-    target = NativeTarget(source, caster, model, layout, has_optimizer=has_optimizer)
+    target: NativeTarget | MegatronTarget
+    if settings.to == "megatron":
+        more = [*more, "left behind: what Megatron-LM's own arguments hold beyond the model and the position"]
+        target = MegatronTarget(source, caster, model, layout, has_optimizer=has_optimizer)
+    else:
+        target = NativeTarget(source, caster, model, layout, has_optimizer=has_optimizer)
     return Plan(source, target, caster, dropped, (*source.notes, *notes, *more))
 
 
@@ -118,6 +124,6 @@ def dropped_and_kept(plan: Plan) -> dict[str, Any]:
     """What is lost and what is carried over, for screens and manifests."""
     info = plan.source.info
     kept = ["weights", f"step {info.step}", f"{info.consumed_samples} consumed samples"]
-    if isinstance(plan.target, NativeTarget) and plan.target.has_optimizer:
+    if not isinstance(plan.target, HuggingFaceTarget) and plan.target.has_optimizer:
         kept.append("optimizer state")
     return {"kept": kept, "dropped": list(plan.dropped), "notes": list(plan.notes)}

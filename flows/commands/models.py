@@ -116,7 +116,7 @@ def pretrain(
 
 def reshape(
     checkpoint: CheckpointOption,
-    to: Annotated[Literal["native", "huggingface"] | None, typer.Option(help="Format to write.")] = None,
+    to: Annotated[Literal["native", "huggingface", "megatron"] | None, typer.Option(help="Format to write.")] = None,
     tensor_parallel: Annotated[int | None, typer.Option(help="Degree of a native target.")] = None,
     pipeline_parallel: Annotated[int | None, typer.Option(help="Degree of a native target.")] = None,
     step: StepOption = None,

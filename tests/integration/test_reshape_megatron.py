@@ -1,18 +1,23 @@
 """Legacy Megatron-LM checkpoints, as Megatron-LM wrote them at several layouts: one model each, bit for bit."""
 
+import argparse
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from conversion_cases import convert
+from conversion_cases import convert, random_model, write_random
 from safetensors import safe_open
 
-from contracts.errors import InputError
+from contracts.errors import ConfigError, InputError
+from conversion.assembled import read_stored
 from conversion.catalogue import Checkpoint, equal_bits
+from conversion.file_reading import FileReader
 from conversion.logits import logits_of
 from conversion.reading import open_checkpoint
+from conversion.torch_files import read_torch_file, tensors_in
 
 FIXTURES = Path(os.environ.get("SHARDLINE_FIXTURES", "")) / "checkpoints"
 pytestmark = pytest.mark.skipif(
@@ -135,8 +140,6 @@ def test_models_that_are_not_here_are_refused(tmp_path: Path) -> None:
 
 
 def test_another_step_is_asked_for_by_number() -> None:
-    from contracts.errors import ConfigError
-
     with pytest.raises(ConfigError, match=r"step is 9, and .* has 3"):
         open_checkpoint(FIXTURES / "megatron" / "llama" / "legacy_tp1pp1", 9)
 
@@ -150,3 +153,95 @@ def test_results_of_different_checkpoints_have_different_fingerprints(tmp_path: 
 
     assert made[0].fingerprint != made[1].fingerprint
     assert made[0].fingerprint == again.fingerprint
+
+
+def _content(folder: Path, rank: str, name: str = "model_optim_rng.pt") -> Any:
+    return read_torch_file(next(folder.rglob(f"{rank}/{name}")))
+
+
+def _bits(value: Any) -> dict[str, torch.Tensor]:
+    files = FileReader()
+    return {name: read_stored(files, stored) for name, stored in tensors_in(value)}
+
+
+@pytest.mark.parametrize(
+    ("family", "source", "target", "degrees"),
+    [
+        ("llama", "legacy_tp1pp1", "legacy_tp1pp2", {"pipeline_parallel": 2}),
+        ("llama", "legacy_tp2pp2", "legacy_tp2pp1", {"tensor_parallel": 2}),
+        ("llama", "legacy_tp2pp1", "legacy_tp2pp2", {"tensor_parallel": 2, "pipeline_parallel": 2}),
+        ("gpt2", "legacy_tp2pp2", "legacy_tp2pp2", {"tensor_parallel": 2, "pipeline_parallel": 2}),
+        ("gpt2_distopt", "legacy_tp1pp1", "legacy_tp1pp2", {"pipeline_parallel": 2}),
+        ("gpt2_distopt", "legacy_tp1pp2", "legacy_tp1pp1", {}),
+        ("bert", "legacy_tp1pp1", "legacy_tp1pp1", {}),
+    ],
+)
+def test_what_is_written_is_what_megatron_wrote_at_that_layout(
+    family: str, source: str, target: str, degrees: dict[str, int], tmp_path: Path
+) -> None:
+    wanted = FIXTURES / "megatron" / family / target
+
+    made = convert(FIXTURES / "megatron" / family / source, tmp_path / "out", to="megatron", **degrees)
+
+    ranks = sorted(path.parent.name for path in wanted.rglob("model_optim_rng.pt"))
+    assert sorted(path.parent.name for path in made.path.rglob("model_optim_rng.pt")) == ranks
+    for rank in ranks:
+        ours, theirs = _content(made.path, rank), _content(wanted, rank)
+        found, expected = _bits(ours["model"]), _bits(theirs["model"])
+        assert list(found) == list(expected)  # the order too: the optimizer counts by it
+        for name, tensor in expected.items():
+            rows = slice(REAL_ROWS // 2) if "word_embeddings" in name or "output_layer" in name else slice(None)
+            assert equal_bits(found[name][rows], tensor[rows]), (rank, name)
+        if "state" in theirs["optimizer"]:
+            states, others = _bits(ours["optimizer"]["state"]), _bits(theirs["optimizer"]["state"])
+            assert states.keys() == others.keys()
+            assert all(equal_bits(states[name], others[name]) for name in others)
+        if next(wanted.rglob("distrib_optim.pt"), None) is not None:
+            name = "distrib_optim.pt"
+            (flat,), (other,) = (list(_content(p, rank, name)[0].values()) for p in (made.path, wanted))
+            assert flat["numel_unpadded"] == other["numel_unpadded"]
+            for state in ("param", "exp_avg", "exp_avg_sq"):
+                a, b = _bits(flat)[state], _bits(other)[state]
+                # Gaps for alignment hold what the buffer held; padding rows may be other rows.
+                assert a.shape == b.shape and float((a != b).float().mean()) < 0.02, (rank, state)
+    assert (made.path / "latest_checkpointed_iteration.txt").read_text() == f"{made.summary['step']}"
+    assert made.summary["verified_tensors"] > 0
+
+
+def test_torch_reads_what_is_written(tmp_path: Path) -> None:
+    made = convert(FIXTURES / "megatron" / "gpt2" / "legacy_tp1pp1", tmp_path / "out", to="megatron", tensor_parallel=2)
+
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        found = torch.load(next(made.path.rglob("mp_rank_01/model_optim_rng.pt")), weights_only=True)
+
+    assert found["args"].tensor_model_parallel_size == 2 and found["args"].padded_vocab_size == 144
+    qkv = found["model"]["decoder.layers.0.self_attention.linear_qkv.weight"]
+    assert qkv.shape == (48, 32) and found["optimizer"]["state"][0]["step"] == 3.0
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "mixtral"])
+def test_a_native_checkpoint_goes_to_megatron_and_back_bit_by_bit(family: str, tmp_path: Path) -> None:
+    source = write_random(tmp_path / "source", random_model(family))
+
+    made = convert(source, tmp_path / "megatron", to="megatron", tensor_parallel=2, pipeline_parallel=2)
+    back = convert(made.path, tmp_path / "back")
+
+    first, last = _tensors(open_checkpoint(source)), _tensors(open_checkpoint(back.path))
+    assert first.keys() == last.keys()
+    assert all(equal_bits(first[name], last[name]) for name in first)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"family": "neox"}, "parallel_residual"),
+        ({"family": "mistral", "sliding_window": 8}, "sliding_window"),
+        ({"family": "gpt2", "num_layers": 3}, "leaves a remainder of 1; to: megatron cuts evenly"),
+    ],
+)
+def test_what_megatron_cannot_express_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    source = write_random(tmp_path / "source", random_model(changes.pop("family"), **changes))
+
+    with pytest.raises(ConfigError, match=message):
+        convert(source, tmp_path / "out", to="megatron", pipeline_parallel=2)
+    assert not (tmp_path / "out").exists()
