@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from contracts.configuration import Settings, added, execution
 from preprocessing.config import Split
@@ -31,6 +31,7 @@ Precision = Literal["float32", "bf16", "fp16", "float64"]
 Fp8Recipe = Literal["current_scaling", "block_scaling", "mxfp8"]
 FP8_MULTIPLE = {"current_scaling": 16, "block_scaling": 128, "mxfp8": 32}  # of sizes of products
 DeviceSetting = Literal["auto", "cpu", "cuda"]
+Recompute = Literal["none", "selective", "full"]
 
 _SET_NAME = re.compile(r"[A-Za-z0-9_-]+")
 IGNORE_INDEX = -100  # label of a position that gives no loss and no score, as in torch
@@ -109,8 +110,11 @@ class PretrainConfig(Settings):
     )
     loss_scale: LossScaleConfig = added(LossScaleConfig(), description="Dynamic loss scale of precision: fp16.")
     stability: StabilityConfig = added(StabilityConfig(), description="What a step with wrong numbers does.")
-    recompute: Literal["none", "selective", "full"] = execution(
+    recompute: Recompute = execution(
         "none", description="Activations computed again in backward: none, all but matrix products, or whole blocks."
+    )
+    recompute_layers: tuple[NonNegativeInt, ...] | None = execution(
+        None, description="Numbers of the layers that recompute is for, such as [0, 1, 2]; the others keep all."
     )
     compile: bool = execution(
         False, description="Compile each block with torch.compile; costs up to minutes at the start."
@@ -196,6 +200,7 @@ class PretrainConfig(Settings):
                 f"seq_length ({self.seq_length}) is above model.max_position_embeddings "
                 f"({model.max_position_embeddings}). Raise max_position_embeddings, or shorten seq_length."
             )
+        self._check_recompute_layers()
         if self.compile and self.recompute == "selective":
             raise ValueError(
                 "compile: true does not go with recompute: selective, since a compiled block has no single products. "
@@ -217,6 +222,18 @@ class PretrainConfig(Settings):
                 f"decay over. Use at most {schedule.decay_end - 1}."
             )
         return self
+
+    def _check_recompute_layers(self) -> None:
+        layers = self.recompute_layers
+        if layers is None:
+            return
+        if self.recompute == "none":
+            raise ValueError("recompute_layers says which layers to compute again, and recompute is none. Set it too.")
+        if wrong := [layer for layer in layers if layer >= self.model.total_layers]:
+            raise ValueError(
+                f"recompute_layers {list(layers)}: there is no layer {wrong[0]}; they are numbered 0 to "
+                f"{self.model.total_layers - 1}."
+            )
 
     def _check_split_backward(self, schedule: str) -> None:
         """Refuse what cannot go backward in two halves."""
@@ -376,6 +393,10 @@ class PretrainConfig(Settings):
         if not self.model.is_encoder_decoder:
             return 0
         return self.decoder_seq_length or -(-self.span_lengths.decoder // 16) * 16
+
+    def recompute_of(self, layer: int) -> Recompute:
+        """What backward computes again of a layer."""
+        return self.recompute if self.recompute_layers is None or layer in self.recompute_layers else "none"
 
     @property
     def sees_documents(self) -> bool:

@@ -6,7 +6,7 @@ t decoder's, b batch, h hidden, n heads.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ class Stacks(nn.Module):
         model: ModelConfig,
         tp: TensorParallel,
         layers: Sequence[int],
-        recompute: Recompute,
+        recompute: Mapping[str, Recompute],
         context: ContextParallel = WHOLE,
     ) -> None:
         super().__init__()
@@ -59,9 +59,9 @@ class Stacks(nn.Module):
         bias, causal_bias, cross_bias = self._biases(x.shape[0] * parts, y.shape[0] * parts, documents, x.dtype)
         for name, block in layers.items():
             if int(name) > self.last_of_encoder:
-                y = run_block(block, (y, None, row_ids, None, causal_bias, x, cross_bias), self.recompute)
+                y = run_block(block, (y, None, row_ids, None, causal_bias, x, cross_bias), self.recompute[name])
                 continue
-            x = run_block(block, (x, None, row_ids, None, bias), self.recompute)
+            x = run_block(block, (x, None, row_ids, None, bias), self.recompute[name])
             if int(name) == self.last_of_encoder and self.encoder_norm is not None:
                 x = self.encoder_norm(x)
         return x, y

@@ -1,25 +1,22 @@
 """What a run will need, from its settings alone: parameters, memory per rank, operations, bubble. No torch.
 
-Memory is an estimate of tensors that training holds on purpose; allocators, communication buffers
-and the framework itself come on top.
+Memory is that of the tensors that training holds at the worst moment of a step, on the rank of the pipeline that
+needs most; allocators, communication buffers and the framework itself come on top.
 """
 
 import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from training.activation_memory import activations_bytes
 from training.config import PretrainConfig
 from training.flops import active_parameter_count, parameter_count, step_flops_per_token
 from training.layout_config import LayoutConfig
 from training.optimizer_state import states_of
 from training.parameters import stored_parameters
-from training.pipeline_split import layers_of_stages, rank_of_stage, stages_of_rank
+from training.pipeline_split import layers_of_stages, rank_of_stage
 
 GIB = 2**30
-# Bytes per token and hidden unit that a block keeps for backward at 16 bits without its attention scores,
-# which fused attention never holds (Korthikanti et al. 2022, arXiv:2205.05198, equation 1).
-_KEPT_PER_BLOCK = 34
-_KEPT_SELECTIVE = 20
 
 
 @dataclass(frozen=True)
@@ -31,9 +28,9 @@ class Estimate:
         active_parameters: Those that a token meets; fewer with experts.
         parameters_per_rank: Of the largest stage, on one tensor-parallel rank.
         weights_bytes: Masters, and the copy that the layers compute with.
-        gradients_bytes: In the masters' precision.
+        gradients_bytes: In the masters' precision, at the worst moment.
         optimizer_bytes: Moments, or momentum, and the moving average of the weights.
-        activations_bytes: Kept for backward, of all micro-batches in flight.
+        activations_bytes: Kept for backward, of all micro-batches in flight, with a block's own backward and the loss.
         flops_per_token: Forward and backward.
         total_flops: Of the run.
         tokens: Of the run.
@@ -102,31 +99,69 @@ def estimate(config: PretrainConfig) -> Estimate:
         ValueError: It is not.
     """
     model, layout = config.model, config.layout
-    here, kept = _parameters_per_rank(config)
-    master = 8 if config.precision == "float64" else 4
-    compute = 2 if config.precision in ("bf16", "fp16") else master
-    # Parameters are gathered for a pass; with shard: parameters only about a block at a time is.
-    gathered = here // max(1, model.total_layers // layout.pipeline_parallel) if layout.shard == "parameters" else here
-    accumulated = 0 if layout.shard in ("gradients", "parameters") else here
     flops = step_flops_per_token(model, config.seq_length, config.decoder_length or None)
     tokens = config.train_samples * config.seq_length
-    passes = config.num_micro_batches
     parameters, states = parameter_count(model), _optimizer_numbers(config)
+    held = _parameters_by_rank(config)
+    needs = [_memory(config, here, rank, states / parameters) for rank, here in enumerate(held)]
+    weights, gradients, optimizer, activations = max(needs, key=sum)
     return Estimate(
         parameters=parameters,
         active_parameters=active_parameter_count(model),
-        parameters_per_rank=here,
-        weights_bytes=kept * master + gathered * compute,
-        gradients_bytes=accumulated * master + kept * master,
-        optimizer_bytes=kept * states // parameters * master,
-        activations_bytes=_activations(config, compute),
+        parameters_per_rank=max(here.whole for here in held),
+        weights_bytes=weights,
+        gradients_bytes=gradients,
+        optimizer_bytes=optimizer,
+        activations_bytes=activations,
         flops_per_token=flops,
         total_flops=flops * tokens,
         tokens=tokens,
-        bubble=_bubble(layout, passes),
-        checkpoint_bytes=(parameters + states) * master,
+        bubble=_bubble(layout, config.num_micro_batches),
+        checkpoint_bytes=(parameters + states) * _master_bytes(config),
         num_ranks=layout.world_size,
-        num_micro_batches=passes,
+        num_micro_batches=config.num_micro_batches,
+    )
+
+
+def _master_bytes(config: PretrainConfig) -> int:
+    return 8 if config.precision == "float64" else 4
+
+
+@dataclass
+class _Held:
+    """Parameters of a rank of the pipeline, on one tensor-parallel rank.
+
+    Args:
+        whole: Those that it computes with.
+        part: Those that it keeps, with its moments.
+        block: Of its largest layer, of `whole`.
+        blocks: Of all its layers, of `whole`.
+    """
+
+    whole: int = 0
+    part: float = 0.0
+    block: int = 0
+    blocks: int = 0
+
+
+def _memory(config: PretrainConfig, here: _Held, rank: int, states_per_parameter: float) -> tuple[int, int, int, int]:
+    """Bytes of weights, gradients, optimizer state and activations on a rank of the pipeline."""
+    layout, master = config.layout, _master_bytes(config)
+    compute = 2 if config.precision in ("bf16", "fp16") else master
+    # With shard: parameters two blocks at a time are whole, and what is no block during the whole pass.
+    gathered = here.whole - here.blocks + 2 * here.block if layout.shard == "parameters" else here.whole
+    activations = activations_bytes(config, rank, compute)
+    # Gradients add up whole over the micro-batches, or in parts where each of them is summed over the ranks at once. Of
+    # a single micro-batch they come as the activations go, and only what is more than those counts.
+    is_whole = layout.shard in ("none", "optimizer") and config.num_micro_batches > 1
+    gradients = round((max(here.whole if is_whole else 0.0, here.part) + here.block) * master)
+    if config.num_micro_batches == 1:
+        gradients = max(gradients - activations, here.block * master)
+    return (
+        round(here.part * master) + gathered * compute,
+        gradients,
+        round(here.part * states_per_parameter * master),
+        activations,
     )
 
 
@@ -152,59 +187,32 @@ def _optimizer_numbers(config: PretrainConfig) -> int:
     )
 
 
-def _parameters_per_rank(config: PretrainConfig) -> tuple[int, int]:
-    """Parameters of the stages that hold most, on one tensor-parallel rank: those it computes with, those it keeps."""
+def _parameters_by_rank(config: PretrainConfig) -> list[_Held]:
     model, layout = config.model, config.layout
-    ranks, tp = layout.pipeline_parallel, layout.tensor_parallel
+    tp, last = layout.tensor_parallel, rank_of_stage(layout, layout.num_stages - 1)
     stages = enumerate(layers_of_stages(model, layout))
     owner = {layer: rank_of_stage(layout, stage) for stage, layers in stages for layer in layers}
-    held, kept = [0] * ranks, [0.0] * ranks
+    held = [_Held() for _ in range(layout.pipeline_parallel)]
+    sizes: dict[int, int] = {}
     for name, (shape, tp_dim) in stored_parameters(model).items():
         part = math.prod(shape) // (tp if tp_dim is not None else 1)
         part //= layout.expert_parallel if ".experts." in name else 1
         share = part / (layout.expert_parts if ".experts." in name else layout.shard_parts)
-        places = [ranks - 1]
+        places = [last]
         if name.startswith("layers."):
-            places = [owner[int(name.split(".")[1])]]
+            layer = int(name.split(".")[1])
+            places = [owner[layer]]
+            sizes[layer] = sizes.get(layer, 0) + part
         elif name.startswith("embedding."):
-            is_tied = name == "embedding.word.weight" and model.tied_embeddings and ranks > 1
-            places = [0, ranks - 1] if is_tied else [0]
+            is_tied = name == "embedding.word.weight" and model.tied_embeddings and layout.num_stages > 1
+            places = [0, last] if is_tied else [0]
         for place in places:
-            held[place] += part
-            kept[place] += share
-    return max(held), round(max(kept))
-
-
-def _activations(config: PretrainConfig, bytes_per_number: int) -> int:
-    model, layout = config.model, config.layout
-    tp = layout.tensor_parallel
-    tokens = config.seq_length // layout.context_parallel * config.micro_batch_size
-    unit = tokens * model.hidden_size * bytes_per_number // 2
-    if config.recompute == "full":
-        per_layer, once = 2 * unit // (tp if layout.sequence_parallel else 1), _KEPT_PER_BLOCK * unit // tp
-    else:
-        kept = _KEPT_PER_BLOCK if config.recompute == "none" else _KEPT_SELECTIVE
-        # Without sequence parallelism the norms, dropouts and residuals (10 of the 34) are not cut.
-        per_layer = kept * unit // tp if layout.sequence_parallel else (10 + (kept - 10) // tp) * unit
-        once = 0
-    return max(_layers_in_flight(config, rank) for rank in range(layout.pipeline_parallel)) * per_layer + once
-
-
-def _layers_in_flight(config: PretrainConfig, rank: int) -> int:
-    """Layers whose activations a rank of the pipeline keeps at once, once for each micro-batch."""
-    layout, passes = config.layout, config.num_micro_batches
-    ranks, stages = layout.pipeline_parallel, stages_of_rank(layout, rank)
-    layers = [len(layers_of_stages(config.model, layout)[stage]) for stage in stages]
-    if layout.schedule != "1f1b":
-        # As many micro-batches as there are ranks, on each stage; the half backward for the weights frees them.
-        return sum(layers) * min(ranks, passes)
-    if len(layers) == 1:
-        return layers[0] * min(ranks - rank, passes)
-    # Narayanan et al. 2021, section 2.2: warm-up passes, and the one that comes before the first backward.
-    per_round = passes // (passes // ranks)
-    begun = min(2 * (ranks - 1 - rank) + (len(layers) - 1) * per_round + 1, len(layers) * passes)
-    turns = ((n // per_round) % len(layers) for n in range(begun))
-    return sum(layers[turn] for turn in turns)
+            held[place].whole += part
+            held[place].part += share
+    for layer, size in sizes.items():
+        here = held[owner[layer]]
+        here.blocks, here.block = here.blocks + size, max(here.block, size)
+    return held
 
 
 def _size(size_bytes: int) -> str:

@@ -5,6 +5,7 @@ into activations, or on the last stage into the loss, log-probabilities or logit
 Letters: s sequence, b batch, h hidden.
 """
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -39,7 +40,7 @@ class TransformerStage(nn.Module):
         place: Number of the stage among all; None where a rank has one.
         auxiliary: Where layers leave their own losses; the stages of a rank share one.
         dtype: Of the rotary tables; parameters are made in torch's default dtype.
-        recompute: What backward computes again.
+        recompute: What backward computes again, of all layers or of each by its number.
         seed: For dropout.
     """
 
@@ -51,7 +52,7 @@ class TransformerStage(nn.Module):
         place: int | None = None,
         auxiliary: AuxiliaryLosses | None = None,
         dtype: torch.dtype = torch.float32,
-        recompute: Recompute = "none",
+        recompute: Recompute | Callable[[int], Recompute] = "none",
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -63,7 +64,6 @@ class TransformerStage(nn.Module):
         self.vocab_size = model.vocab_size
         self.tp = tp
         self.context = context
-        self.recompute = recompute
         self.seed = seed
         self.z_loss = 0.0
         self.kept_losses: list[Tensor] | None = None
@@ -78,9 +78,10 @@ class TransformerStage(nn.Module):
         self.rotary = RotaryTable(model, dtype) if model.position == "rope" else None
         self.shared = shared_parameters(model, mesh.layout)
         layers = layers_of_stages(model, mesh.layout)[self.place]
+        self.recompute = {str(n): recompute(n) if callable(recompute) else recompute for n in layers}
         self.stacks: Stacks | None = None
         if model.is_encoder_decoder:
-            self.stacks = Stacks(backend, model, tp, layers, recompute, context)
+            self.stacks = Stacks(backend, model, tp, layers, self.recompute, context)
         part, parts = (tp.rank, tp.size) if tp.sequence_parallel else (0, 1)
         self.dropout = Dropout(model.dropout, seed, part, parts, context)
         self.auxiliary = AuxiliaryLosses() if auxiliary is None else auxiliary
@@ -153,8 +154,8 @@ class TransformerStage(nn.Module):
         if self.stacks is not None:
             return self._through_stacks(x, decoder_inputs, row_ids, documents, labels, want)
         rotary = None if self.rotary is None else self.rotary(self._row_length(x), positions)
-        for block in self.layers.values():
-            x = run_block(block, (x, rotary, row_ids, documents), self.recompute)
+        for name, block in self.layers.items():
+            x = run_block(block, (x, rotary, row_ids, documents), self.recompute[name])
         if not self.is_last:
             return x
         if self.final_norm is not None:

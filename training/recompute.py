@@ -5,13 +5,13 @@ keeps the results of matrix products and attention, and computes norms, activati
 """
 
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-Recompute = Literal["none", "selective", "full"]
+from training.config import Recompute as Recompute
 
 
 def run_block(block: nn.Module, arguments: tuple[Any, ...], recompute: Recompute) -> Tensor:

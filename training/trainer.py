@@ -273,7 +273,7 @@ def _build_stage(
         place=place,
         auxiliary=auxiliary,
         dtype=compute_dtype(config.precision),
-        recompute=config.recompute,
+        recompute=config.recompute_of,
         seed=config.seed,
     )
     stage.z_loss = config.z_loss

@@ -225,3 +225,10 @@ def test_trn_45_the_other_numbers_are_what_their_writers_meant() -> None:
 def test_a_family_of_a_wrong_type_is_a_wrong_setting() -> None:
     with pytest.raises(ValidationError, match="Input should be 'gpt2', 'llama', 'mistral'"):
         ModelConfig.model_validate({"family": ["gpt2"]})
+
+
+def test_layers_to_recompute_are_named_and_exist() -> None:
+    assert _settings(recompute="full", recompute_layers=[0, 1]).recompute_of(1) == "full"
+    assert _settings(recompute="full", recompute_layers=[0]).recompute_of(1) == "none"
+    assert "Set it too" in _message(recompute_layers=[0])
+    assert "there is no layer 99; they are numbered 0 to" in _message(recompute="full", recompute_layers=[99])
