@@ -440,5 +440,6 @@ def refuse_inexpressible(model: ModelConfig, layout: LayoutConfig) -> None:
         divisors = [n for n in range(1, model.num_layers + 1) if model.num_layers % n == 0]
         raise ConfigError(
             f"model.num_layers ({model.num_layers}) / pipeline_parallel ({layout.pipeline_parallel}) leaves a "
-            f"remainder of {model.num_layers % layout.pipeline_parallel}; to: megatron cuts evenly. Use one of {divisors}."
+            f"remainder of {model.num_layers % layout.pipeline_parallel}; to: megatron cuts evenly. "
+            f"Use one of {divisors}."
         )

@@ -20,7 +20,14 @@ def register(app: typer.Typer) -> None:
         app.command(rich_help_panel="Look, compare, trace")(command)
 
 
-def inspect(reference: Reference, store: StoreOption = None, as_json: JsonOption = False) -> None:
+def inspect(
+    reference: Reference,
+    digest: Annotated[
+        bool, typer.Option("--digest", help="Of a checkpoint, also a digest of its weights, equal in every format.")
+    ] = False,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """Show what something is: dataset, tokenizer, checkpoint (own or foreign), any artifact.
 
     Example: [bold]shardline inspect dataset/data-00000.idx[/bold]
@@ -29,7 +36,13 @@ def inspect(reference: Reference, store: StoreOption = None, as_json: JsonOption
 
     where = store_at(store)
     artifact = artifact_at(reference, where)
-    found = inspect_path(artifact.path if artifact is not None else Path(reference), artifact)
+    path = artifact.path if artifact is not None else Path(reference)
+    found = inspect_path(path, artifact)
+    if digest:
+        from conversion.model_digest import model_digest
+        from conversion.reading import open_checkpoint
+
+        found["model_digest"] = model_digest(open_checkpoint(path))
     if as_json:
         show(found)
     else:

@@ -6,13 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from command_line import shardline
 from conversion_cases import convert, published, random_model, write_random
 from whole_checkpoint import whole_tensors
 
 from contracts.errors import ConfigError
 from conversion.config import ReshapeConfig
 from conversion.inspection import compare_checkpoints, inspect_checkpoint, verify_checkpoint
+from conversion.model_digest import model_digest
 from conversion.plan import describe_plan
+from conversion.reading import open_checkpoint
 from training.checkpoint import write_checkpoint
 from training.step_folders import read_info
 
@@ -130,3 +133,20 @@ def test_a_dry_run_refuses_what_a_real_run_would(tmp_path):
         describe_plan(ReshapeConfig(tensor_parallel=3), source)
     with pytest.raises(ConfigError, match="does not exist"):
         describe_plan(ReshapeConfig(), tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_a_model_has_one_digest_in_every_format_and_layout(tmp_path, family, capsys):
+    source = write_random(tmp_path / "source", random_model(family))
+    cut = convert(source, tmp_path / "cut", tensor_parallel=2, pipeline_parallel=2, optimizer=False).path
+    foreign = convert(source, tmp_path / "foreign", to="huggingface").path
+    megatron = convert(source, tmp_path / "megatron", to="megatron", tensor_parallel=2).path
+    digests = [model_digest(open_checkpoint(path)) for path in (source, cut, foreign)]
+
+    assert len(set(digests)) == 1 and digests[0].startswith("model-1:")
+    # In Megatron padding rows are tokens, so that is another model: of 104 tokens.
+    assert model_digest(open_checkpoint(megatron)) != digests[0]
+    other = write_random(tmp_path / "other", random_model(family), step=8)
+    assert model_digest(open_checkpoint(other)) != digests[0]
+    shown = shardline(capsys, "inspect", cut, "--digest", "--json")
+    assert shown.data["model_digest"] == digests[0]
