@@ -28,6 +28,11 @@ class ReshapeConfig(Settings):
     optimizer: bool = Field(
         True, description="Carry the optimizer state over; Hugging Face files have no place for it."
     )
+    vocab_size: PositiveInt | None = added(
+        None,
+        description="Tokens of the written model's vocabulary, where they are others: fewer leave rows out (such as "
+        "Megatron's padding), more add rows of zeros for tokens to come. Default: as they are.",
+    )
     shard_bytes: PositiveInt = Field(
         5 * 10**9, description="Largest safetensors file of a Hugging Face target, in bytes."
     )

@@ -158,16 +158,20 @@ def derive_canonical(source: Catalogue, links: Sequence[Link], shapes: Mapping[s
     return LinkedCatalogue(source, recipes)
 
 
-def derive_resized(source: Catalogue, shapes: Mapping[str, Shape]) -> LinkedCatalogue:
+def derive_resized(
+    source: Catalogue, shapes: Mapping[str, Shape], *, kept_rows: Mapping[str, int] | None = None
+) -> LinkedCatalogue:
     """Read tensors with more or fewer rows than the source has; new rows are zero.
 
     Args:
         shapes: New shapes of those tensors that change.
+        kept_rows: Rows that are taken over, of those tensors where these are not all.
     """
     recipes = []
     for name, entry in source.entries.items():
         shape = shapes.get(name, entry.shape)
         rows = min(entry.shape[0], shape[0]) if shape else 0
+        rows = min(rows, (kept_rows or {}).get(name, rows))
         recipes.append(_Recipe(TensorEntry(name, shape, entry.dtype), (_Piece(name, 0, 0, rows),)))
     return LinkedCatalogue(source, recipes)
 

@@ -46,7 +46,7 @@ def make_plan(source: Checkpoint, settings: ReshapeConfig) -> Plan:
         ConfigError: The layout cannot cut the model, or no Hugging Face architecture computes it.
     """
     caster = Caster(None if settings.dtype == "keep" else DTYPES[settings.dtype])
-    model = model_of(source.info, source.path)
+    source, model = _with_vocabulary(source, settings.vocab_size)
     if settings.to == "huggingface":
         return _huggingface_plan(source, settings, caster, model)
     layout, notes = _layout(source, settings)
@@ -61,6 +61,25 @@ def make_plan(source: Checkpoint, settings: ReshapeConfig) -> Plan:
     else:
         target = NativeTarget(source, caster, model, layout, has_optimizer=has_optimizer)
     return Plan(source, target, caster, dropped, (*source.notes, *notes, *more))
+
+
+def _with_vocabulary(source: Checkpoint, tokens: int | None) -> tuple[Checkpoint, ModelConfig]:
+    """Give the model another number of tokens."""
+    model = model_of(source.info, source.path)
+    if tokens is None or tokens == model.vocab_size:
+        return source, model
+    before = model.vocab_size or 0
+    changed = model.model_copy(update={"vocab_size": tokens})
+    note = (
+        f"the vocabulary is cut from {before} to {tokens} tokens; the others take no part in the softmax any more"
+        if tokens < before
+        else f"the vocabulary grows from {before} to {tokens} tokens; their rows are zeros, and zero logits take part "
+        "in the softmax"
+    )
+    # Rows follow the model's rule for padding, so that what is linked and what is read agree.
+    info = replace(source.info, model=changed.model_dump(mode="json"))
+    source = replace(source, info=info, notes=(*source.notes, note))
+    return _resized(source, changed, kept_rows=min(before, tokens)), changed
 
 
 def _huggingface_plan(source: Checkpoint, settings: ReshapeConfig, caster: Caster, model: ModelConfig) -> Plan:
@@ -107,17 +126,19 @@ def _padded(model: ModelConfig, layout: LayoutConfig) -> tuple[ModelConfig, list
     return model, notes
 
 
-def _resized(source: Checkpoint, model: ModelConfig) -> Checkpoint:
+def _resized(source: Checkpoint, model: ModelConfig, *, kept_rows: int | None = None) -> Checkpoint:
     shapes = {name: shape for name, (shape, _) in stored_parameters(model).items()}
-    if shapes == dict(source.info.parameters):
+    if shapes == dict(source.info.parameters) and kept_rows is None:
         return source
     for name in list(shapes):
         shapes |= {
             f"{OPTIMIZER_PREFIX}{name}.{state}": shapes[name]
             for state in states_in(source.info.extra, name, shapes[name])
         }
+    tables = (name for name in shapes if name.removeprefix(OPTIMIZER_PREFIX).startswith(("embedding.word.", "output.")))
+    kept = {} if kept_rows is None else dict.fromkeys(tables, kept_rows)
     info = replace(source.info, parameters={name: shapes[name] for name in source.info.parameters})
-    return replace(source, info=info, tensors=derive_resized(source.tensors, shapes))
+    return replace(source, info=info, tensors=derive_resized(source.tensors, shapes, kept_rows=kept))
 
 
 def dropped_and_kept(plan: Plan) -> dict[str, Any]:

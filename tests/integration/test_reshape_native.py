@@ -15,6 +15,7 @@ from contracts.store import ArtifactStore
 from conversion.catalogue import equal_bits
 from conversion.config import ReshapeConfig
 from conversion.native import NativeCatalogue, open_native
+from conversion.reading import open_checkpoint
 from conversion.stage import RESHAPE
 from training.checkpoint import save_checkpoint
 from training.safe_pickle import read_dcp_metadata
@@ -218,3 +219,20 @@ def test_a_check_asked_for_later_is_really_made(tmp_path):
     assert compared.summary["logits_max_difference"] == 0.0
     assert compared.summary["verified_tensors"] == plain.summary["verified_tensors"] > 0
     assert len({plain.fingerprint, unchecked.fingerprint, compared.fingerprint}) == 3
+
+
+@pytest.mark.parametrize("to", ["native", "huggingface"])
+@pytest.mark.parametrize("tokens", [90, 120])
+def test_a_vocabulary_is_cut_or_grows_by_rows_of_zeros(tmp_path, to, tokens):
+    source = write_random(tmp_path / "source", random_model("llama"))
+
+    made = convert(source, tmp_path / "made", to=to, vocab_size=tokens)
+
+    before, after = open_checkpoint(source), open_checkpoint(made.path)
+    assert made.summary["vocab_size"] == tokens == after.info.model["vocab_size"]
+    assert any(f"100 to {tokens} tokens" in note for note in made.summary["notes"])
+    for name in ("embedding.word.weight", "output.weight"):
+        old = before.tensors.read(name, ((0, 100), (0, 32)))
+        new = after.tensors.read(name, ((0, tokens), (0, 32)))
+        assert equal_bits(new[:100], old[:tokens])
+        assert not new[100:].any()
