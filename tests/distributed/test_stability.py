@@ -207,7 +207,7 @@ def test_a_spike_of_the_gradient_is_skipped_with_its_numbers_and_resumed(layout:
 
 def _recorded_run(config: PretrainConfig, root: Path) -> list[dict[str, Any]]:
     trainer = _spoiled(config, {3: np.inf, 6: np.inf})
-    job = Job(config.model_dump(mode="json"), str(root), "", None, str(root / "stop"), False)
+    job = Job(config.model_dump(mode="json"), str(root), "", None, None, str(root / "stop"), {})
     run(trainer, job, PatternSource(), {})
     return list(read(root / METRICS)) if torch.distributed.get_rank() == 0 else []
 
