@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from encoder_cases import ENCODERS, SHORT, EncoderSource
+from layout_parity import Found, assert_equal, joined
 from ranks import run_on_ranks
 from reference_models import batch_gradients, put_weights, random_weights
 from torch import Tensor
@@ -34,7 +35,6 @@ TWO_LAYERS = tuple(name for name in CASES if name != "four layers")
 UNLIKE = ("gpt2 with dropout", "mistral", "experts", "bert with pairs", "t5")
 DECODER_LENGTH = 16
 Layout = tuple[int, int, int, int]  # tensor, pipeline, data, context
-Found = dict[str, tuple[list[tuple[float, ...]], dict[str, Tensor]]]
 
 
 class DocumentSource:
@@ -87,12 +87,7 @@ def _train_all(layout: Layout, names: tuple[str, ...], changes: dict[str, Any]) 
 def _run(layout: Layout, names: tuple[str, ...] = TWO_LAYERS, **changes: Any) -> Found:
     tp, pp, dp, cp = layout
     parts: list[Found] = run_on_ranks(tp * pp * dp * cp, _train_all, layout, names, changes, timeout_s=300)
-    whole: Found = {}
-    for name in names:
-        curves = [part[name][0] for part in parts]
-        assert all(one == curves[0] for one in curves), f"{name}: ranks report different numbers"
-        whole[name] = (curves[0], {key: g for part in parts for key, g in part[name][1].items()})
-    return whole
+    return joined(parts)
 
 
 @cache
@@ -101,12 +96,7 @@ def _reference() -> Found:
 
 
 def _assert_equal(found: Found) -> None:
-    for name, (losses, gradients) in found.items():
-        expected_losses, expected = _reference()[name]
-        assert relative_difference(losses, expected_losses) < 1e-12, name
-        assert gradients.keys() == expected.keys(), name
-        for key, gradient in gradients.items():
-            assert torch.allclose(gradient, expected[key], rtol=0, atol=1e-10), f"{name}: {key}"
+    assert_equal(found, _reference())
 
 
 @pytest.mark.parametrize(

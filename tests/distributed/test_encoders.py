@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from encoder_cases import ENCODERS, SHORT, EncoderSource
+from layout_parity import Found, assert_equal, joined
 from ranks import run_on_ranks
 from reference_models import batch_gradients, put_weights, random_weights
-from torch import Tensor
 from training_cases import SEQ_LENGTH, new_trainer, relative_difference, tiny_config
 
 from training.config import PretrainConfig
@@ -30,7 +30,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 UNLIKE = ("bert untied", "megatron bert", "t5", "t5 v1.1")
 ALL = ((1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 1), (2, 1, 2), (1, 2, 2), (2, 2, 2))
-Found = dict[str, tuple[list[tuple[float, ...]], dict[str, Tensor]]]
 
 
 def _config(name: str, layout: tuple[int, int, int], changes: dict[str, Any]) -> PretrainConfig:
@@ -69,12 +68,7 @@ def _train_all(layout: tuple[int, int, int], names: tuple[str, ...], changes: di
 def _run(layout: tuple[int, int, int], names: tuple[str, ...] = tuple(CASES), **changes: Any) -> Found:
     tp, pp, dp = layout
     parts: list[Found] = run_on_ranks(tp * pp * dp, _train_all, layout, names, changes, timeout_s=300)
-    whole: Found = {}
-    for name in names:
-        curves = [part[name][0] for part in parts]
-        assert all(one == curves[0] for one in curves), f"{name}: ranks report different numbers"
-        whole[name] = (curves[0], {key: g for part in parts for key, g in part[name][1].items()})
-    return whole
+    return joined(parts)
 
 
 @cache
@@ -83,12 +77,7 @@ def _reference() -> Found:
 
 
 def _assert_equal(found: Found) -> None:
-    for name, (losses, gradients) in found.items():
-        expected_losses, expected = _reference()[name]
-        assert relative_difference(losses, expected_losses) < 1e-12, name
-        assert gradients.keys() == expected.keys(), name
-        for key, gradient in gradients.items():
-            assert torch.allclose(gradient, expected[key], rtol=0, atol=1e-10), f"{name}: {key}"
+    assert_equal(found, _reference())
 
 
 @pytest.mark.parametrize("layout", ALL[1:], ids=str)

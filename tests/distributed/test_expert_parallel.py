@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from layout_parity import Found, assert_equal, joined
 from ranks import run_on_ranks
 from reference_models import gradients_of, put_weights, random_weights
-from torch import Tensor
 from training_cases import PatternSource, curve, new_trainer, relative_difference, tiny_config
 from whole_checkpoint import whole_tensors
 
@@ -23,7 +23,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": ("gpt2", {"linear_bias": False, "moe": {"num_experts": 4, "top_k": 1, "ffn_hidden_size": 16}}),
 }
 Layout = tuple[int, int, int, int, int]  # tensor, pipeline, data, context, expert
-Found = dict[str, tuple[list[tuple[float, float]], dict[str, Tensor]]]
 
 
 def _config(name: str, layout: Layout, changes: dict[str, Any]) -> PretrainConfig:
@@ -50,12 +49,7 @@ def _train_all(layout: Layout, changes: dict[str, Any]) -> Found:
 def _run(layout: Layout, **changes: Any) -> Found:
     tp, pp, dp, cp, _ = layout
     parts: list[Found] = run_on_ranks(tp * pp * dp * cp, _train_all, layout, changes, timeout_s=300)
-    whole: Found = {}
-    for name in CASES:
-        curves = [part[name][0] for part in parts]
-        assert all(one == curves[0] for one in curves), f"{name}: ranks report different numbers"
-        whole[name] = (curves[0], {key: g for part in parts for key, g in part[name][1].items()})
-    return whole
+    return joined(parts)
 
 
 @cache
@@ -80,12 +74,7 @@ def _reference() -> Found:
     ids=str,
 )
 def test_dealt_experts_learn_what_those_of_one_process_learn(layout: Layout, changes: dict[str, Any]) -> None:
-    for name, (losses, gradients) in _run(layout, **changes).items():
-        expected_losses, expected = _reference()[name]
-        assert relative_difference(losses, expected_losses) < 1e-12, name
-        assert gradients.keys() == expected.keys(), name
-        for key, gradient in gradients.items():
-            assert torch.allclose(gradient, expected[key], rtol=0, atol=1e-10), f"{name}: {key}"
+    assert_equal(_run(layout, **changes), _reference())
 
 
 MUON: dict[str, Any] = {"optimizer": {"kind": "muon", "ema_decay": 0.9}}

@@ -130,9 +130,7 @@ def test_a_run_in_phases_validates_on_several_sets_and_is_traced(
         PRETRAIN.run(settings, inputs={"dataset0": dataset}, store=store, label="wrong")
 
 
-def test_subsets_of_a_dataset_are_read_by_epochs_which_bound_the_steps(
-    store: ArtifactStore, dataset: Artifact
-) -> None:
+def test_subsets_of_a_dataset_are_read_by_epochs_which_bound_the_steps(store: ArtifactStore, dataset: Artifact) -> None:
     blend = {"dataset_subsets": ["odd", "even"], "dataset_epochs": [1.5, 0.5], "layout": {}}
     with pytest.raises(ConfigError, match=r"Set train_steps to \d+ or less") as refused:
         PRETRAIN.run(_settings(**blend, train_steps=1000), inputs={"dataset0": dataset}, store=store, label="far")
