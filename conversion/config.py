@@ -28,6 +28,9 @@ class ReshapeConfig(Settings):
     optimizer: bool = Field(
         True, description="Carry the optimizer state over; Hugging Face files have no place for it."
     )
+    average: tuple[str, ...] = execution(
+        (), description="More checkpoints of the same model: what is written is the mean of the weights of all."
+    )
     vocab_size: PositiveInt | None = added(
         None,
         description="Tokens of the written model's vocabulary, where they are others: fewer leave rows out (such as "

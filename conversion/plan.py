@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+from conversion.averaging import averaged, close_all, open_sources
 from conversion.config import ReshapeConfig
 from conversion.huggingface_writing import HuggingFaceTarget
 from conversion.megatron_writing import MegatronTarget
 from conversion.rank_shards import degrees
-from conversion.reading import open_checkpoint
 from conversion.targets import Plan, dropped_and_kept, make_plan
 from training.flops import parameter_count
 from training.step_folders import step_folder_name
@@ -22,8 +22,9 @@ def describe_plan(settings: ReshapeConfig, path: Path) -> dict[str, Any]:
     Raises:
         ConfigError, InputError: What a real run would refuse before it writes.
     """
-    source = open_checkpoint(path, settings.step)
+    sources = open_sources(path, settings)
     try:
+        source = averaged(sources[0], sources[1:])
         plan = make_plan(source, settings)
         entries = plan.source.tensors.entries
         return {
@@ -43,7 +44,7 @@ def describe_plan(settings: ReshapeConfig, path: Path) -> dict[str, Any]:
             **dropped_and_kept(plan),
         }
     finally:
-        source.tensors.close()
+        close_all(sources)
 
 
 def _target(plan: Plan) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The reshape stage: read descriptions, plan, stream, verify. Imports torch; `stage` imports this when it works."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,13 @@ from contracts.artifact import Artifact
 from contracts.errors import ConfigError, InputError, ShardlineError
 from contracts.files import user_path
 from contracts.store import Workspace
+from conversion.averaging import averaged, close_all, open_sources
 from conversion.catalogue import Checkpoint
 from conversion.config import ReshapeConfig
 from conversion.huggingface_files import weight_files
 from conversion.huggingface_writing import HuggingFaceTarget
 from conversion.logits import max_logit_difference, require_transformers
+from conversion.megatron import check_megatron_files
 from conversion.megatron_writing import MegatronTarget
 from conversion.reading import open_checkpoint
 from conversion.targets import Plan, dropped_and_kept, make_plan
@@ -36,8 +38,9 @@ def reshape(settings: ReshapeConfig, inputs: Mapping[str, Artifact], workspace: 
         ShardlineError: What was written differs from the source.
     """
     path = source_path(settings, inputs)
-    source = open_checkpoint(path, settings.step)
+    sources = open_sources(path, settings)
     try:
+        source = averaged(sources[0], sources[1:])
         plan = make_plan(source, settings)
         if settings.logits and "megatron" in (source.format, settings.to):
             raise ConfigError(
@@ -51,7 +54,7 @@ def reshape(settings: ReshapeConfig, inputs: Mapping[str, Artifact], workspace: 
         files = tokenizer_files(source.path)
         if "tokenizer.json" not in files:
             workspace.progress.note(f"{source.path} carries no tokenizer.json, so the result has none either")
-        with _source_check(settings, source, workspace):
+        with _source_check(settings, sources, workspace):
             folder = _write(plan, settings.workers, files, inputs, workspace)
         written = open_checkpoint(folder)
         summary = _summary(plan, written, path, has_tokenizer="tokenizer.json" in files)
@@ -61,7 +64,7 @@ def reshape(settings: ReshapeConfig, inputs: Mapping[str, Artifact], workspace: 
             written.tensors.close()
         return summary
     finally:
-        source.tensors.close()
+        close_all(sources)
 
 
 def source_path(settings: ReshapeConfig, inputs: Mapping[str, Artifact]) -> Path:
@@ -80,28 +83,31 @@ def source_path(settings: ReshapeConfig, inputs: Mapping[str, Artifact]) -> Path
 
 
 @contextlib.contextmanager
-def _source_check(settings: ReshapeConfig, source: Checkpoint, workspace: Workspace) -> Iterator[None]:
-    """Compare the files of a source with the digests or sums that it has, on a thread of its own, while others copy.
+def _source_check(settings: ReshapeConfig, sources: Sequence[Checkpoint], workspace: Workspace) -> Iterator[None]:
+    """Compare the files of the sources with the digests or sums that it has, on a thread of its own, while others copy.
 
     Raises:
         InputError: A file is damaged; what was written is removed.
     """
-    if not settings.verify or source.format not in ("native", "megatron"):
+    if not settings.verify:
         yield
         return
     with ThreadPoolExecutor(max_workers=1) as pool:
-        if source.format == "megatron":
-            from conversion.megatron import check_megatron_files
-
-            check = pool.submit(check_megatron_files, source.path)
-        else:
-            check = pool.submit(check_source_files, source.path, source.info, workspace.store.digest)
+        check = pool.submit(_check_files, sources, workspace)
         yield
         try:
             check.result()
         except InputError:
             workspace.discard()
             raise
+
+
+def _check_files(sources: Sequence[Checkpoint], workspace: Workspace) -> None:
+    for source in sources:
+        if source.format == "native":
+            check_source_files(source.path, source.info, workspace.store.digest)
+        elif source.format == "megatron":
+            check_megatron_files(source.path)
 
 
 def _write(

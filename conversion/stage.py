@@ -28,15 +28,20 @@ def _raw_files(settings: ReshapeConfig) -> dict[str, Path]:
     The manifest of a native step folder holds the digests of all its files, so it stands for them;
     the stage compares them before it writes.
     """
-    if settings.checkpoint is None:
-        return {}
-    path = user_path(settings.checkpoint)
+    files = {} if settings.checkpoint is None else _files_of(settings.checkpoint, settings.step, "checkpoint")
+    for number, path in enumerate(settings.average):
+        files |= {f"average{number}/{name}": file for name, file in _files_of(path, None, "average").items()}
+    return files
+
+
+def _files_of(text: str, step: int | None, setting: str) -> dict[str, Path]:
+    path = user_path(text)
     kind = format_of(path)
     if kind is None:
-        raise ConfigError(f"reshape.checkpoint is {path}, which holds no checkpoint.")
+        raise ConfigError(f"reshape.{setting} is {path}, which holds no checkpoint.")
     files: dict[str, Path] = {}
     if kind == "native":
-        folder, _ = native_step_folder(path, settings.step)
+        folder, _ = native_step_folder(path, step)
         files["manifest.json"] = folder / "manifest.json"
         path = folder
     elif kind == "huggingface":
@@ -45,7 +50,7 @@ def _raw_files(settings: ReshapeConfig) -> dict[str, Path]:
     elif kind == "megatron":
         from conversion.megatron_folder import rank_files
 
-        files |= rank_files(path, settings.step)
+        files |= rank_files(path, step)
     return files | {f"tokenizer/{name}": file for name, file in tokenizer_files(path).items()}
 
 

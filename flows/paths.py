@@ -20,7 +20,7 @@ PATHS: dict[str, tuple[str, ...]] = {
     "import": ("sources", "tokenizer"),
     "index": ("datasets",),
     "pretrain": ("datasets", "valid_sets", "initial.checkpoint"),
-    "reshape": ("checkpoint",),
+    "reshape": ("checkpoint", "average"),
     "evaluate": ("checkpoint", "data"),
 }
 

@@ -123,6 +123,10 @@ def reshape(
     dtype: Annotated[
         Literal["keep", "float32", "bf16", "float16"] | None, typer.Option(help="Type of the weights.")
     ] = None,
+    average: Annotated[
+        list[str] | None,
+        typer.Option("--average", help="One more checkpoint to take the mean with; may be repeated.", metavar="PATH"),
+    ] = None,
     no_optimizer: Annotated[bool, typer.Option("--no-optimizer", help="Leave the optimizer state behind.")] = False,
     logits: Annotated[bool, typer.Option("--logits", help="Also compare the logits of both models.")] = False,
     dry_run: Annotated[
@@ -135,7 +139,7 @@ def reshape(
     track: TrackOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Move a checkpoint to another parallel layout, or to and from Hugging Face safetensors.
+    """Move a checkpoint to another parallel layout or format: Hugging Face safetensors, Megatron-LM; or average some.
 
     Example: [bold]shardline reshape --checkpoint run --to huggingface --output hf[/bold]
     """
@@ -152,6 +156,7 @@ def reshape(
         "pipeline_parallel": pipeline_parallel,
         "step": step,
         "dtype": dtype,
+        "average": average,
         "optimizer": False if no_optimizer else None,
         "logits": True if logits else None,
     }

@@ -236,3 +236,34 @@ def test_a_vocabulary_is_cut_or_grows_by_rows_of_zeros(tmp_path, to, tokens):
         new = after.tensors.read(name, ((0, tokens), (0, 32)))
         assert equal_bits(new[:100], old[:tokens])
         assert not new[100:].any()
+
+
+def test_the_mean_of_checkpoints_is_that_of_every_weight(tmp_path):
+    model = random_model("gpt2")
+    paths = [write_random(tmp_path / f"s{step}", model, step=step) for step in (7, 8, 9)]
+
+    made = convert(paths[0], tmp_path / "mean", average=[str(path) for path in paths[1:]], tensor_parallel=2)
+    alone = convert(paths[0], tmp_path / "alone", optimizer=False, tensor_parallel=2)
+
+    tensors = [open_checkpoint(path).tensors for path in paths]
+    found = open_checkpoint(made.path).tensors
+    assert not any(name.startswith("optim.") for name in found.entries)
+    for name, entry in found.entries.items():
+        mean = sum(t.read(name, entry.box).double() for t in tensors) / 3
+        assert equal_bits(found.read(name, entry.box), mean.float())
+    assert made.fingerprint != alone.fingerprint
+    assert any("mean of 3 checkpoints (steps 7, 8, 9)" in note for note in made.summary["notes"])
+
+
+def test_a_mean_of_other_models_or_of_damaged_files_is_refused(tmp_path):
+    first = write_random(tmp_path / "a", random_model("gpt2"))
+    other = write_random(tmp_path / "b", random_model("gpt2", hidden_size=64))
+    with pytest.raises(ConfigError, match="its hidden_size differs"):
+        convert(first, tmp_path / "out", average=[str(other)])
+    damaged = write_random(tmp_path / "c", random_model("gpt2"), step=8)
+    data = bytearray((damaged / "__0_0.distcp").read_bytes())
+    data[3000] ^= 4
+    (damaged / "__0_0.distcp").write_bytes(data)
+    with pytest.raises(InputError, match="is damaged"):
+        convert(first, tmp_path / "out", average=[str(damaged)])
+    assert not (tmp_path / "out").exists()
