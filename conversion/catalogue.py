@@ -5,7 +5,7 @@ dimension) and never see files. So every format meets every layout without code 
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -62,10 +62,11 @@ class Checkpoint:
 
     Args:
         path: What the user named, or the step folder that was chosen in it.
-        format: "native" or "huggingface".
+        format: As `conversion.detect` names it.
         info: Step, position in the data, model and layout; for a foreign format, as far as it says.
         tensors: Weights under canonical names, and moments as `optim.<name>.exp_avg(_sq)`.
         notes: What was seen and left aside, one line each.
+        facts: What else `inspect` shows of a foreign format: kind of optimizer, padding and the like.
     """
 
     path: Path
@@ -73,6 +74,7 @@ class Checkpoint:
     info: CheckpointInfo
     tensors: Catalogue
     notes: tuple[str, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 def num_elements(shape: Shape) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 from training.step_folders import TRACKER, is_native, list_checkpoints
 
 # Formats that can be read; the others are recognized, so that a message can say what they are.
-READABLE = ("native", "huggingface", "megatron")
+READABLE = ("native", "huggingface", "megatron", "mcore_dist")
 NAMES = {
     "native": "Shardline's own checkpoint",
     "huggingface": "Hugging Face model folder",

@@ -78,6 +78,7 @@ def _facts(checkpoint: Checkpoint) -> dict[str, Any]:
         "notes": list(checkpoint.notes),
         "suspicious": suspicious,
         "extra": dict(info.extra),
+        **({"stored": dict(checkpoint.facts)} if checkpoint.facts else {}),
         "table": rows,
     }
 

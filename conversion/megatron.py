@@ -10,15 +10,13 @@ from contracts.errors import InputError
 from conversion.assembled import AssembledCatalogue, Part, read_stored
 from conversion.catalogue import Checkpoint, Shape, equal_bits, num_elements
 from conversion.file_reading import FileReader
+from conversion.megatron_facts import check_vocabulary, checkpoint_info, checkpoint_notes, expected_shapes, head_dim
 from conversion.megatron_folder import MODEL_FILE, OPTIMIZER_FILE, RankFile, iteration_folder, layer_numbers, read_ranks
 from conversion.megatron_model import MegatronArguments, model_settings
 from conversion.megatron_names import Named, QkvOrder, flat_name, named, places
 from conversion.megatron_optimizer import MASTER, LocalWeight, optimizer_states
 from conversion.torch_files import StoredTensor, check_sums, tensors_in
-from training.config import LayoutConfig
-from training.model_config import ModelConfig
-from training.parameters import MOMENTS, OPTIMIZER_PREFIX, stored_parameters
-from training.step_folders import CheckpointInfo
+from training.parameters import MOMENTS, OPTIMIZER_PREFIX
 
 _LAYER = re.compile(r"^\w+\.layers\.(\d+)\.")
 EMBEDDING, OUTPUT = "embedding.word.weight", "output.weight"
@@ -43,17 +41,21 @@ def open_megatron(path: Path, step: int | None) -> Checkpoint:
     finally:
         files.close()
     rows = sum(part.stored.shape[0] for part in pieces.parts[EMBEDDING]) if EMBEDDING in pieces.parts else 0
-    _check_vocabulary(args, rows)
+    check_vocabulary(args, rows)
     model = model_settings(args, set(pieces.parts), rows)
-    shapes = _expected(folder, model, pieces.parts)
+    shapes = expected_shapes(folder, model, pieces.parts)
     parts: dict[str, list[Part]] = {name: pieces.masters.get(name, pieces.parts[name]) for name in shapes}
     for name in shapes if pieces.moments else ():
         for state, found in _moments_of(folder, name, pieces).items():
             parts[f"{OPTIMIZER_PREFIX}{name}.{state}"] = found
     whole = shapes | {name: shapes[_weight_of(name)] for name in parts if name.startswith(OPTIMIZER_PREFIX)}
     tensors = AssembledCatalogue(folder, parts, whole)
-    info = _info(ranks[0], args, model, shapes, has_optimizer=bool(pieces.moments), dtype=tensors.entries)
-    return Checkpoint(folder, "megatron", info, tensors, _notes(ranks[0], args, model, pieces))
+    info = checkpoint_info(
+        ranks[0].content, args, model, shapes, has_optimizer=bool(pieces.moments), dtype=tensors.entries
+    )
+    return Checkpoint(
+        folder, "megatron", info, tensors, checkpoint_notes(ranks[0].content, args, model, pieces.parts, pieces.masters)
+    )
 
 
 def check_megatron_files(folder: Path) -> None:
@@ -82,7 +84,7 @@ def _gathered(folder: Path, ranks: list[RankFile], args: MegatronArguments, file
     firsts = layer_numbers(args, ranks, _layer_counts(ranks))
     experts = args.size("num_experts", default=0) // max(1, args.expert_parallel)
     is_tied = not args.get("untie_embeddings_and_output_weights", default=False)
-    qkv = QkvOrder(float(ranks[0].content.get("checkpoint_version", 0)), _head_dim(args))
+    qkv = QkvOrder(float(ranks[0].content.get("checkpoint_version", 0)), head_dim(args))
     pieces = _Pieces()
     for rank in ranks:
         members: list[list[tuple[LocalWeight, Named]]] = []
@@ -179,30 +181,6 @@ def _layer_counts(ranks: list[RankFile]) -> dict[tuple[int, int], int]:
     return counts
 
 
-def _head_dim(args: MegatronArguments) -> int:
-    return args.size("kv_channels", default=args.size("hidden_size") // args.size("num_attention_heads"))
-
-
-def _check_vocabulary(args: MegatronArguments, rows: int) -> None:
-    padded = args.get("padded_vocab_size")
-    if padded is not None and padded != rows:
-        raise InputError(
-            f"{args.path}: args.padded_vocab_size is {padded}, and the embeddings have {rows} rows together. "
-            "A part is of another checkpoint."
-        )
-
-
-def _expected(folder: Path, model: ModelConfig, found: Mapping[str, Any]) -> dict[str, Shape]:
-    shapes = {name: shape for name, (shape, _) in stored_parameters(model).items()}
-    for name in shapes:
-        if name not in found:
-            raise InputError(f"{folder}: has no tensor {name}, which its args call for.")
-    for name in found:
-        if name not in shapes:
-            raise InputError(f"{folder}: tensor {name} has no place in the model that its args describe.")
-    return shapes
-
-
 def _moments_of(folder: Path, name: str, pieces: _Pieces) -> dict[str, list[Part]]:
     found = pieces.moments.get(name, {})
     if missing := [state for state in MOMENTS if state not in found]:
@@ -212,48 +190,3 @@ def _moments_of(folder: Path, name: str, pieces: _Pieces) -> dict[str, list[Part
 
 def _weight_of(state: str) -> str:
     return state.removeprefix(OPTIMIZER_PREFIX).rpartition(".")[0]
-
-
-def _info(
-    rank: RankFile,
-    args: MegatronArguments,
-    model: ModelConfig,
-    shapes: Mapping[str, Shape],
-    *,
-    has_optimizer: bool,
-    dtype: Mapping[str, Any],
-) -> CheckpointInfo:
-    iteration = rank.content.get("iteration", rank.content.get("total_iters", 0))
-    precision = "bf16" if args.get("bf16") else "fp16" if args.get("fp16") else "float32"
-    dtypes = sorted({str(dtype[name].dtype).removeprefix("torch.") for name in shapes})
-    layout = LayoutConfig(tensor_parallel=args.tensor_parallel, pipeline_parallel=args.pipeline_parallel)
-    return CheckpointInfo(
-        step=int(iteration) if isinstance(iteration, int) else 0,
-        consumed_samples=args.size("consumed_train_samples", default=0),
-        seq_length=args.size("seq_length", "max_position_embeddings"),
-        model=model.model_dump(mode="json"),
-        layout=layout.model_dump(mode="json"),
-        has_optimizer=has_optimizer,
-        parameters=dict(shapes),
-        dtype="+".join(dtypes),
-        extra={"precision": precision, "seed": args.size("seed", default=1234)},
-    )
-
-
-def _notes(rank: RankFile, args: MegatronArguments, model: ModelConfig, pieces: _Pieces) -> tuple[str, ...]:
-    notes = []
-    said = args.get("vocab_size")
-    if isinstance(said, int) and said < (model.vocab_size or 0):
-        notes.append(
-            f"the vocabulary has {model.vocab_size} rows, padding included; in Megatron padding takes part in the "
-            f"softmax, so it is kept as tokens (args.vocab_size is {said})"
-        )
-    if pieces.masters and any(name not in pieces.masters for name in pieces.parts):
-        notes.append("some weights have no float32 master")
-    if pieces.masters:
-        notes.append("weights are the optimizer's float32 masters, which round to the stored ones")
-    if "rng_state" in rank.content or "random_rng_state" in rank.content:
-        notes.append("left behind: generator states, which belong to ranks (nothing here draws from them)")
-    if "opt_param_scheduler" in rank.content or "lr_scheduler" in rank.content:
-        notes.append("left behind: the scheduler's settings; the schedule is that of the run that goes on")
-    return tuple(notes)

@@ -124,7 +124,7 @@ def _distributed(
             if not isinstance(buffers, Mapping) or len(buffers) != 1:
                 raise InputError(f"{path}: has no single buffer for stage {chunk} of the rank.")
             buffer = next(iter(buffers.values()))
-            limit = _bucket_limit(args, rank, chunk)
+            limit = bucket_limit(args, rank.pp, chunk)
             starts, total = flat_places([weights[n] for n in members], limit)
             if int(buffer.get("numel_unpadded", total)) != total:
                 raise InputError(
@@ -138,9 +138,9 @@ def _distributed(
     return [[states[n] for n in range(len(weights))] for states, weights in zip(found, chunks, strict=True)]
 
 
-def _bucket_limit(args: MegatronArguments, rank: RankFile, chunk: int) -> int | None:
+def bucket_limit(args: MegatronArguments, pp: int, chunk: int) -> int | None:
     """Elements at which a bucket is closed: only where gradients are reduced while backward runs."""
-    if not args.get("overlap_grad_reduce") or rank.pp > 0 or chunk > 0:
+    if not args.get("overlap_grad_reduce") or pp > 0 or chunk > 0:
         return None
     dp = args.size("data_parallel_size", default=1)
     return args.size("ddp_bucket_size", default=max(40_000_000, 1_000_000 * dp))
@@ -149,21 +149,33 @@ def _bucket_limit(args: MegatronArguments, rank: RankFile, chunk: int) -> int | 
 def flat_places(weights: Sequence[LocalWeight], bucket_limit: int | None) -> tuple[list[int], int]:
     """Return where each parameter begins in the flat buffer, and the buffer's size, in elements.
 
-    Parameters go in from the last to the first, each to a multiple of 64 within its bucket; padding between
-    buckets is left out of the file.
+    Padding between buckets is left out of the file.
     """
-    starts = [0] * len(weights)
-    base = cursor = 0
+    places, sizes = bucket_places(weights, bucket_limit)
+    bases = [sum(sizes[:bucket]) for bucket in range(len(sizes))]
+    return [bases[bucket] + start for bucket, start in places], sum(sizes)
+
+
+def bucket_places(weights: Sequence[LocalWeight], bucket_limit: int | None) -> tuple[list[tuple[int, int]], list[int]]:
+    """Return the bucket of each parameter with where it begins there, and the size of each bucket, in elements.
+
+    Parameters go in from the last to the first, each to a multiple of 64 within its bucket.
+    """
+    places = [(0, 0)] * len(weights)
+    sizes: list[int] = []
+    cursor = 0
     for index in range(len(weights) - 1, -1, -1):
         weight = weights[index]
         if weight.is_shared and cursor:
-            base, cursor = base + cursor, 0
+            sizes.append(cursor)
+            cursor = 0
         begin = -(-cursor // _ALIGNMENT) * _ALIGNMENT
-        starts[index] = base + begin
+        places[index] = len(sizes), begin
         cursor = begin + num_elements(weight.stored.shape)
         if weight.is_shared or (bucket_limit is not None and cursor >= bucket_limit):
-            base, cursor = base + cursor, 0
-    return starts, base + cursor
+            sizes.append(cursor)
+            cursor = 0
+    return places, [*sizes, cursor] if cursor else sizes
 
 
 def _check(rank: RankFile, weight: LocalWeight, states: States, files: FileReader) -> None:

@@ -74,6 +74,7 @@ class NativeCatalogue:
         metadata = read_dcp_metadata(folder)
         self._entries: dict[str, TensorEntry] = {}
         self.chunks: dict[str, list[Chunk]] = {}
+        self.objects = [n for n, m in metadata.state_dict_metadata.items() if not isinstance(m, TensorStorageMetadata)]
         places = _places(folder, metadata.storage_data)
         for name, stored in metadata.state_dict_metadata.items():
             if not isinstance(stored, TensorStorageMetadata):

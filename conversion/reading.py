@@ -43,9 +43,13 @@ def open_checkpoint(path: Path, step: int | None = None) -> Checkpoint:
         from conversion.megatron import open_megatron
 
         return open_megatron(path, step)
+    if kind == "mcore_dist":
+        from conversion.torch_dist import open_torch_dist
+
+        return open_torch_dist(path, step)
     raise InputError(
         f"{path}: is a {NAMES[kind]}, which cannot be read yet. Readable are native checkpoints, Hugging Face "
-        "folders and mp_rank_* folders of Megatron-LM."
+        "folders and those of Megatron-LM (mp_rank_*, torch_dist)."
     )
 
 

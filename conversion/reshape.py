@@ -42,10 +42,10 @@ def reshape(settings: ReshapeConfig, inputs: Mapping[str, Artifact], workspace: 
     try:
         source = averaged(sources[0], sources[1:])
         plan = make_plan(source, settings)
-        if settings.logits and "megatron" in (source.format, settings.to):
+        if settings.logits and {"megatron", "mcore_dist", "dcp"} & {source.format, settings.to}:
             raise ConfigError(
-                "logits: true runs both models, and Megatron-LM's own is not run here. Reshape to native first, and "
-                "compare from there."
+                "logits: true runs both models, and only native and Hugging Face ones are run here. Reshape to "
+                "native first, and compare from there."
             )
         if settings.logits and "huggingface" in (source.format, settings.to):
             require_transformers()

@@ -51,6 +51,10 @@ def _files_of(text: str, step: int | None, setting: str) -> dict[str, Path]:
         from conversion.megatron_folder import rank_files
 
         files |= rank_files(path, step)
+    elif kind == "mcore_dist":
+        from conversion.torch_dist_folder import torch_dist_files
+
+        files |= torch_dist_files(path, step)
     return files | {f"tokenizer/{name}": file for name, file in tokenizer_files(path).items()}
 
 

@@ -49,12 +49,24 @@ for _name in ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath"):
 _DTYPES = {name: value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
 
 
+# Plans of the ranks, which Megatron-Core keeps for its next save: read as inert values, nothing of them is imported.
+_PLANS = ("torch.distributed.checkpoint.planner", "megatron.core.dist_checkpointing", "nvidia_resiliency_ext")
+
+
+class _Inert:
+    def __init__(self, *_: Any) -> None: ...
+
+    def __setstate__(self, _: Any) -> None: ...
+
+
 class _MetadataUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in _CLASSES:
             return _CLASSES[(module, name)]
         if module == "torch" and name in _DTYPES:
             return _DTYPES[name]
+        if any(module == known or module.startswith(f"{known}.") for known in _PLANS):
+            return _Inert
         raise pickle.UnpicklingError(f"it names {module}.{name}, which no checkpoint metadata needs")
 
 
