@@ -6,7 +6,7 @@ from pathlib import Path
 from training.step_folders import TRACKER, is_native, list_checkpoints
 
 # Formats that can be read; the others are recognized, so that a message can say what they are.
-READABLE = ("native", "huggingface", "megatron", "mcore_dist")
+READABLE = ("native", "huggingface", "megatron", "mcore_dist", "dcp")
 NAMES = {
     "native": "Shardline's own checkpoint",
     "huggingface": "Hugging Face model folder",
@@ -31,6 +31,10 @@ def _of_one(folder: Path) -> str | None:
     """Format of a folder that holds one checkpoint itself."""
     if is_native(folder):
         return "native"
+    if (folder / "model.safetensors.index.json").is_file() or (folder / "model.safetensors").is_file():
+        return "huggingface"
+    if any(folder.glob("shard-*.safetensors")):
+        return "dcp"
     if (folder / "config.json").is_file() and any(
         any(folder.glob(pattern)) for pattern in ("*.safetensors", "*.safetensors.index.json", "*.bin")
     ):

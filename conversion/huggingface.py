@@ -1,7 +1,7 @@
 """Hugging Face model folders: `config.json`, safetensors (one file or several with an index), tokenizer files."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +58,31 @@ def open_huggingface(folder: Path) -> Checkpoint:
         InputError: The architecture is not supported, a file is missing or damaged, or a tensor is
             missing, unexpected or of another shape than `config.json` says.
     """
-    config = read_json(folder / CONFIG)
-    model = from_huggingface(config, str(folder / CONFIG))
-    stored, metadata = _stored_tensors(folder)
+    if not (folder / CONFIG).is_file():
+        raise InputError(f"{folder}: has weights and no {CONFIG}, which says of what model they are. Put it there.")
+    return open_tensors(folder, folder / CONFIG, *_stored_tensors(folder), SafetensorsCatalogue)
+
+
+def open_tensors(
+    folder: Path,
+    config_path: Path,
+    stored: Mapping[str, StoredTensor],
+    metadata: Mapping[str, str],
+    catalogue_of: Callable[[Mapping[str, StoredTensor]], Catalogue],
+) -> Checkpoint:
+    """Open tensors that have the names of Hugging Face, wherever they lie.
+
+    Args:
+        config_path: Of the model.
+        stored: Every tensor by name.
+        metadata: Free texts of the files.
+        catalogue_of: Makes some of them readable.
+
+    Raises:
+        InputError: As `open_huggingface`.
+    """
+    config = read_json(config_path)
+    model = from_huggingface(config, str(config_path))
     if model.pair_head and _PAIR_HEAD not in stored:
         model = model.model_copy(update={"pair_head": False})
     own = _own_facts(metadata, model)
@@ -70,7 +92,7 @@ def open_huggingface(folder: Path) -> Checkpoint:
     links = links_of(model, architecture)
     weights, notes = _check_names(folder, stored, links, model)
     copies = _copies(stored, links, model)
-    source = SafetensorsCatalogue(weights | {name: stored[name] for name in copies})
+    source = catalogue_of(weights | {name: stored[name] for name in copies})
     _check_copies(folder, source, copies)
     shapes = {name: shape for name, (shape, _) in stored_parameters(model).items()}
     info = CheckpointInfo(
@@ -164,7 +186,7 @@ def _copies(stored: Mapping[str, StoredTensor], links: list[Link], model: ModelC
     }
 
 
-def _check_copies(folder: Path, source: SafetensorsCatalogue, copies: Mapping[str, str]) -> None:
+def _check_copies(folder: Path, source: Catalogue, copies: Mapping[str, str]) -> None:
     for name, original in copies.items():
         copy, first = source.entries[name], source.entries[original]
         if copy.shape == first.shape and copy.dtype == first.dtype:

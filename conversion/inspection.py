@@ -11,6 +11,7 @@ from torch import Tensor
 
 from contracts.errors import InputError, ShardlineError
 from conversion.catalogue import Box, Checkpoint, TensorEntry, equal_bits, num_elements, row_blocks
+from conversion.dcp import describe_dcp
 from conversion.detect import NAMES, READABLE, format_of
 from conversion.megatron import check_megatron_files
 from conversion.rank_shards import degrees
@@ -44,7 +45,7 @@ def inspect_checkpoint(path: Path) -> dict[str, Any]:
     try:
         checkpoint = open_checkpoint(path)
     except ShardlineError as error:
-        return {**result, "problem": str(error)}
+        return {**result, **(describe_dcp(path) if kind == "dcp" else {}), "problem": str(error)}
     try:
         return result | _facts(checkpoint)
     finally:

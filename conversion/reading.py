@@ -47,9 +47,13 @@ def open_checkpoint(path: Path, step: int | None = None) -> Checkpoint:
         from conversion.torch_dist import open_torch_dist
 
         return open_torch_dist(path, step)
+    if kind == "dcp":
+        from conversion.dcp import open_dcp
+
+        return open_dcp(path, step)
     raise InputError(
         f"{path}: is a {NAMES[kind]}, which cannot be read yet. Readable are native checkpoints, Hugging Face "
-        "folders and those of Megatron-LM (mp_rank_*, torch_dist)."
+        "folders, those of Megatron-LM (mp_rank_*, torch_dist) and of torch.distributed.checkpoint."
     )
 
 

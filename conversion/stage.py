@@ -55,6 +55,10 @@ def _files_of(text: str, step: int | None, setting: str) -> dict[str, Path]:
         from conversion.torch_dist_folder import torch_dist_files
 
         files |= torch_dist_files(path, step)
+    elif kind == "dcp":
+        from conversion.dcp import dcp_files
+
+        files |= dcp_files(path, step)
     return files | {f"tokenizer/{name}": file for name, file in tokenizer_files(path).items()}
 
 
