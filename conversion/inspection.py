@@ -14,6 +14,7 @@ from conversion.catalogue import Box, Checkpoint, TensorEntry, equal_bits, num_e
 from conversion.dcp import describe_dcp
 from conversion.detect import NAMES, READABLE, format_of
 from conversion.megatron import check_megatron_files
+from conversion.native import check_record_sums
 from conversion.rank_shards import degrees
 from conversion.reading import model_of, open_checkpoint
 from training.file_digests import differing_digest
@@ -158,9 +159,12 @@ def _problems(checkpoint: Checkpoint) -> list[str]:
 
 def _damaged_files(checkpoint: Checkpoint) -> list[str]:
     """Files of a step folder given by itself; folders of several steps are checked by their list."""
-    if checkpoint.format == "megatron":
+    if checkpoint.format in ("megatron", "mcore_dist", "dcp"):
         try:
-            check_megatron_files(checkpoint.path)
+            if checkpoint.format == "megatron":
+                check_megatron_files(checkpoint.path)
+            elif (checkpoint.path / ".metadata").is_file():
+                check_record_sums(checkpoint.path)
         except InputError as error:
             return [str(error)]
     return [

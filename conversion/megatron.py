@@ -10,7 +10,14 @@ from contracts.errors import InputError
 from conversion.assembled import AssembledCatalogue, Part, read_stored
 from conversion.catalogue import Checkpoint, Shape, equal_bits, num_elements
 from conversion.file_reading import FileReader
-from conversion.megatron_facts import check_vocabulary, checkpoint_info, checkpoint_notes, expected_shapes, head_dim
+from conversion.megatron_facts import (
+    check_vocabulary,
+    checkpoint_info,
+    checkpoint_notes,
+    expected_shapes,
+    head_dim,
+    stored_facts,
+)
 from conversion.megatron_folder import MODEL_FILE, OPTIMIZER_FILE, RankFile, iteration_folder, layer_numbers, read_ranks
 from conversion.megatron_model import MegatronArguments, model_settings
 from conversion.megatron_names import Named, QkvOrder, flat_name, named, places
@@ -53,9 +60,20 @@ def open_megatron(path: Path, step: int | None) -> Checkpoint:
     info = checkpoint_info(
         ranks[0].content, args, model, shapes, has_optimizer=bool(pieces.moments), dtype=tensors.entries
     )
-    return Checkpoint(
-        folder, "megatron", info, tensors, checkpoint_notes(ranks[0].content, args, model, pieces.parts, pieces.masters)
-    )
+    notes = checkpoint_notes(ranks[0].content, args, model, pieces.parts, pieces.masters)
+    facts = stored_facts(args, _optimizer_kind(folder, pieces)) | {
+        "rank_files": len(ranks),
+        "checkpoint_version": ranks[0].content.get("checkpoint_version", 0),
+    }
+    return Checkpoint(folder, "megatron", info, tensors, notes, facts)
+
+
+def _optimizer_kind(folder: Path, pieces: "_Pieces") -> str:
+    if any(folder.glob(f"mp_rank_*/{OPTIMIZER_FILE}")):
+        return f"distributed, flat buffers ({OPTIMIZER_FILE})"
+    if not pieces.moments:
+        return "none"
+    return "Adam over 16-bit weights, with float32 masters" if pieces.masters else "plain Adam"
 
 
 def check_megatron_files(folder: Path) -> None:

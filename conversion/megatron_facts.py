@@ -109,3 +109,18 @@ def checkpoint_notes(
     if "opt_param_scheduler" in content or "lr_scheduler" in content:
         notes.append("left behind: the scheduler's settings; the schedule is that of the run that goes on")
     return tuple(notes)
+
+
+def stored_facts(args: MegatronArguments, optimizer: str) -> dict[str, Any]:
+    """Return what `inspect` shows of how a checkpoint was written.
+
+    Args:
+        optimizer: Its kind.
+    """
+    return {
+        "optimizer": optimizer,
+        "expert_parallel": args.expert_parallel,
+        "virtual_pipeline": args.virtual_pipeline,
+        "vocab_size": args.get("vocab_size"),
+        "padded_vocab_size": args.get("padded_vocab_size"),
+    }

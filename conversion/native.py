@@ -1,5 +1,6 @@
 """Reads native step folders, chunk by chunk, without building a model or holding a whole tensor."""
 
+import bisect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -12,9 +13,11 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from contracts.errors import InputError
 from conversion.catalogue import Box, Checkpoint, Shape, TensorEntry, common_box, num_elements, shifted
 from conversion.file_reading import FileReader, empty_box
-from conversion.tensor_records import TensorRecord, read_record
+from conversion.tensor_records import TensorRecord, is_as_written, read_record
 from training.safe_pickle import read_dcp_metadata
 from training.step_folders import read_info
+
+_FEW = 8
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,7 @@ class NativeCatalogue:
             self.chunks[name] = [_chunk(folder, name, chunk, places) for chunk in stored.chunks]
             _check_cover(folder, entry, self.chunks[name])
         self._records: dict[tuple[Path, int], TensorRecord] = {}
+        self._ordered: dict[str, tuple[list[Chunk], int]] = {}
 
     @property
     def entries(self) -> Mapping[str, TensorEntry]:
@@ -92,7 +96,7 @@ class NativeCatalogue:
     def read(self, name: str, box: Box) -> Tensor:
         entry = self._entries[name]
         out = empty_box(box, entry.dtype)
-        for chunk in self.chunks[name]:
+        for chunk in self._near(name, box):
             common = common_box(box, chunk.box)
             if common is None:
                 continue
@@ -100,6 +104,19 @@ class NativeCatalogue:
             part = out[tuple(slice(a, b) for a, b in shifted(common, tuple(a for a, _ in box)))]
             self._read_chunk(entry, chunk, inside, part)
         return out
+
+    def _near(self, name: str, box: Box) -> list[Chunk]:
+        """Chunks that may have a part of a box: of a stack of layers there may be thousands, few of them in it."""
+        chunks = self.chunks[name]
+        if not box or len(chunks) <= _FEW:
+            return chunks
+        if name not in self._ordered:
+            ordered = sorted(chunks, key=lambda chunk: chunk.start[0])
+            self._ordered[name] = ordered, max(chunk.shape[0] for chunk in chunks)
+        ordered, tallest = self._ordered[name]
+        first = bisect.bisect_right(ordered, box[0][0] - tallest, key=lambda chunk: chunk.start[0])
+        last = bisect.bisect_left(ordered, box[0][1], key=lambda chunk: chunk.start[0])
+        return ordered[first:last]
 
     def _read_chunk(self, entry: TensorEntry, chunk: Chunk, inside: Box, out: Tensor) -> None:
         record = self._record(entry, chunk)
@@ -129,6 +146,37 @@ class NativeCatalogue:
 
     def close(self) -> None:
         self._files.close()
+
+
+def check_record_sums(folder: Path) -> None:
+    """Compare the tensors of a folder with the checksums that torch wrote beside them.
+
+    A writer may leave sums out (torch.serialization.set_crc32_options); where none fits, there are none.
+
+    Raises:
+        InputError: One differs; names it.
+    """
+    catalogue = NativeCatalogue(folder)
+    differing, fitting = [], 0
+    with FileReader() as files:
+        for name, chunks in catalogue.chunks.items():
+            for chunk in chunks:
+                try:
+                    is_same = is_as_written(files, chunk.path, chunk.offset, chunk.length)
+                except InputError:
+                    raise
+                except Exception as error:  # a damaged archive can raise anything
+                    raise InputError(f"{chunk.path}: the record of tensor {name} is damaged ({error}).") from error
+                fitting += is_same
+                if not is_same:
+                    differing.append((chunk.path, name, chunk.start))
+    catalogue.close()
+    if differing and fitting:
+        path, name, start = differing[0]
+        raise InputError(
+            f"{path}: the part of tensor {name} at {list(start)} is not what was written: its checksum differs. "
+            "Restore the file."
+        )
 
 
 def _places(folder: Path, storage_data: Any) -> dict[tuple[str, Shape], Any]:

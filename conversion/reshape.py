@@ -18,6 +18,7 @@ from conversion.huggingface_writing import HuggingFaceTarget
 from conversion.logits import max_logit_difference, require_transformers
 from conversion.megatron import check_megatron_files
 from conversion.megatron_writing import MegatronTarget
+from conversion.native import check_record_sums
 from conversion.reading import open_checkpoint
 from conversion.targets import Plan, dropped_and_kept, make_plan
 from conversion.tokenizer_files import special_token_ids, tokenizer_files
@@ -108,6 +109,8 @@ def _check_files(sources: Sequence[Checkpoint], workspace: Workspace) -> None:
             check_source_files(source.path, source.info, workspace.store.digest)
         elif source.format == "megatron":
             check_megatron_files(source.path)
+        elif (source.path / ".metadata").is_file():
+            check_record_sums(source.path)
 
 
 def _write(

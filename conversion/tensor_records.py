@@ -6,6 +6,7 @@ Reading finds the bytes of the data and runs nothing; writing is `torch.save` it
 import io
 import pickle
 import zipfile
+import zlib
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from conversion.file_reading import FileReader
 
 _DESCRIPTION_BYTES = 4096
 _EDGE_BYTES = 2048
+_BLOCK_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,27 @@ def read_record(
     is_contiguous = _is_contiguous(described.size, described.stride)
     first = start + described.offset * dtype.itemsize
     return TensorRecord(start, described.offset, numel, tuple(described.stride), is_contiguous, first)
+
+
+def is_as_written(files: FileReader, path: Path, offset: int, length: int) -> bool:
+    """Compare the data of the record at byte `offset` of a file with the checksums in it.
+
+    Raises:
+        Exception: It is damaged (of whatever kind `zipfile` raises).
+    """
+    window = _Window(files, path, offset, length)
+    with zipfile.ZipFile(window) as archive:
+        members = [item for item in archive.infolist() if item.filename.partition("/")[2].startswith("data/")]
+    for item in members:
+        start, left = _place(window, item)
+        total = 0
+        while left:
+            block = files.read_bytes(path, offset + start, min(left, _BLOCK_BYTES))
+            total = zlib.crc32(block, total)
+            start, left = start + len(block), left - len(block)
+        if total != item.CRC:
+            return False
+    return True
 
 
 def _is_contiguous(size: Shape, stride: Shape) -> bool:

@@ -13,7 +13,14 @@ import torch
 
 from contracts.errors import InputError
 from conversion.catalogue import Catalogue, Checkpoint, Shape, TensorEntry
-from conversion.megatron_facts import check_vocabulary, checkpoint_info, checkpoint_notes, expected_shapes, head_dim
+from conversion.megatron_facts import (
+    check_vocabulary,
+    checkpoint_info,
+    checkpoint_notes,
+    expected_shapes,
+    head_dim,
+    stored_facts,
+)
 from conversion.megatron_model import MegatronArguments, model_settings
 from conversion.megatron_names import QkvOrder, flat_name, named, places
 from conversion.megatron_optimizer import MASTER
@@ -171,11 +178,4 @@ def _check_masters(folder: Path, weights: Catalogue, masters: Catalogue) -> None
 
 def _facts(args: MegatronArguments, optimizer: OptimizerViews, keys: Mapping[str, Any]) -> dict[str, Any]:
     is_stacked = any(".layers." in key and not re.search(r"\.layers\.\d", key) for key in keys)
-    return {
-        "optimizer": optimizer.kind,
-        "layers": "stacked in one tensor" if is_stacked else "a tensor each",
-        "expert_parallel": args.expert_parallel,
-        "virtual_pipeline": args.virtual_pipeline,
-        "vocab_size": args.get("vocab_size"),
-        "padded_vocab_size": args.get("padded_vocab_size"),
-    }
+    return stored_facts(args, optimizer.kind) | {"layers": "stacked in one tensor" if is_stacked else "a tensor each"}

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from contracts.errors import InputError
 from conversion.catalogue import Checkpoint, equal_bits
-from conversion.inspection import inspect_checkpoint
+from conversion.inspection import inspect_checkpoint, verify_checkpoint
 from conversion.logits import logits_of
 from conversion.native import NativeCatalogue
 from conversion.reading import open_checkpoint
@@ -90,6 +90,39 @@ def test_inspect_says_how_it_was_stored(family: str, optimizer: str) -> None:
     assert found["stored"]["layers"] == "stacked in one tensor"
     assert (found["stored"]["vocab_size"], found["stored"]["padded_vocab_size"]) == (129, 144)
     assert found["layout"]["tensor_parallel"] == 1 and found["suspicious"] == []
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "optimizer"),
+    [
+        ("llama", "legacy_tp2pp2", "distributed, flat buffers (distrib_optim.pt)"),
+        ("gpt2", "legacy_tp1pp1", "plain Adam"),
+        ("gpt2", "convert_py_tp2pp2", "none"),
+    ],
+)
+def test_inspect_says_how_rank_files_were_stored(family: str, name: str, optimizer: str) -> None:
+    found = inspect_checkpoint(MEGATRON / family / name)["stored"]
+
+    assert found["optimizer"] == optimizer and found["checkpoint_version"] >= 3
+    assert found["rank_files"] == (1 if "tp1" in name else 4)
+    assert found["padded_vocab_size"] >= 144
+
+
+def test_a_flipped_bit_is_found_by_its_sum(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(MEGATRON / "gpt2" / "torch_dist", source)
+    assert verify_checkpoint(source) == []
+    catalogue = NativeCatalogue(source / "iter_0000003")
+    chunk = catalogue.chunks["optimizer.state.exp_avg.decoder.layers.mlp.linear_fc1.weight"][2]
+    chunk.path.chmod(0o755)
+    data = bytearray(chunk.path.read_bytes())
+    data[chunk.offset + chunk.length // 2] ^= 1
+    chunk.path.write_bytes(data)
+
+    with pytest.raises(InputError, match=r"exp_avg\.decoder.*linear_fc1\.weight at .* its checksum differs"):
+        convert(source, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert any("its checksum differs" in problem for problem in verify_checkpoint(source))
 
 
 def _stored(family: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
