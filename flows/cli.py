@@ -17,7 +17,7 @@ from typing import Annotated
 
 import typer
 
-from contracts.errors import ShardlineError
+from contracts.errors import ConfigError, ShardlineError
 from flows.commands import chain, cleaning, data, datasets, machine, models, study
 from flows.silence import SILENCE
 
@@ -102,6 +102,7 @@ def _run(words: list[str], *, is_debug: bool) -> int:
     try:
         for word in words:
             word.encode()
+        _refuse_two_files(words)
         code = build_app()(args=words, standalone_mode=False)
         if code == INTERRUPTED:  # the parser turns Ctrl-C into this code and says nothing
             raise KeyboardInterrupt
@@ -125,6 +126,16 @@ def _run(words: list[str], *, is_debug: bool) -> int:
         if is_debug:
             raise
         return _fail(_unexpected(error), 1)
+
+
+def _refuse_two_files(words: Sequence[str]) -> None:
+    """Refuse a second settings file: the parser would take the last and forget the first without a word.
+
+    Raises:
+        ConfigError: There are two.
+    """
+    if sum(word in ("-c", "--config") or word.startswith("--config=") for word in words) > 1:
+        raise ConfigError("--config is given twice. Give one file, and change single settings with -s key=value.")
 
 
 def _reader_gone() -> int:

@@ -1,21 +1,27 @@
-"""What `pretrain --from` names: a checkpoint to begin with, and the model that it holds."""
+"""What `pretrain --from` names: a checkpoint to begin with, and what of its run holds where nothing else is said."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from contracts.artifact import Artifact
 from contracts.configuration import load_yaml
 from contracts.store import ArtifactStore
 from flows.references import artifact_at
 
+# Settings of the run before that a run which begins with its checkpoint takes over.
+_KEPT = ("seq_length", "micro_batch_size", "global_batch_size", "precision")
+
 
 def initial_checkpoint(
-    reference: str, store: ArtifactStore, *, takes_model: bool
+    reference: str, store: ArtifactStore, *, given: Mapping[str, Any], takes_model: bool
 ) -> tuple[dict[str, Artifact], list[str]]:
     """Find the checkpoint.
 
     Args:
-        takes_model: Take its model too.
+        given: Settings of the new run's file; what stands there is not taken over.
+        takes_model: Take the checkpoint's model too.
 
     Returns:
         The artifact as an input of the stage, if it is one; and settings as `-s` takes them.
@@ -31,16 +37,20 @@ def initial_checkpoint(
     artifact = artifact_at(reference, store, ("checkpoint",))
     path = artifact.path if artifact is not None else Path(reference)
     settings = [] if artifact is not None else [f"initial.checkpoint={json.dumps(str(path.resolve()))}"]
-    if takes_model:
-        model = read_info(native_step_folder(path, None)[0]).model
-        settings += [f"model.{name}={json.dumps(value)}" for name, value in model.items() if value is not None]
+    info = read_info(native_step_folder(path, None)[0])
+    before: dict[str, Any] = {"seq_length": info.seq_length}
+    if artifact is not None:
+        before |= {name: artifact.manifest.config[name] for name in _KEPT if name in artifact.manifest.config}
+    settings += [f"{name}={json.dumps(value)}" for name, value in before.items() if name not in given]
+    if takes_model and "model" not in given:
+        settings += [f"model.{name}={json.dumps(value)}" for name, value in info.model.items() if value is not None]
     return ({INITIAL: artifact} if artifact is not None else {}), settings
 
 
-def has_model(config: Path | None) -> bool:
-    """Say whether a settings file, or its section for the stage, has a model."""
+def file_settings(config: Path | None) -> Mapping[str, Any]:
+    """Return the settings of the stage that stand in a file, or in its section of a pipeline file."""
     if config is None:
-        return False
+        return {}
     data = load_yaml(config).data
     section = data.get("pretrain", data)
-    return isinstance(section, dict) and "model" in section
+    return section if isinstance(section, dict) else {}

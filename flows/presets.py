@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
 
 from contracts.configuration import Settings, settings_in
 from contracts.errors import ConfigError
@@ -50,6 +51,13 @@ def schema() -> dict[str, object]:
     return PipelineConfig.model_json_schema()
 
 
+def choices_of(annotation: Any) -> list[Any]:
+    """List the values that a field's type names."""
+    if get_origin(annotation) is Literal:
+        return list(get_args(annotation))
+    return [value for part in get_args(annotation) for value in choices_of(part)]
+
+
 def listing(settings: type[Settings], prefix: str = "") -> list[str]:
     """List settings as lines: name, default, meaning; those of a group follow it."""
     lines: list[str] = []
@@ -57,7 +65,9 @@ def listing(settings: type[Settings], prefix: str = "") -> list[str]:
         groups = settings_in(info.annotation)
         default = "required" if info.is_required() else info.get_default(call_default_factory=True)
         shown = "" if groups else f" [{default}]"
-        lines.append(f"{prefix}{name}{shown}  {info.description or ''}".rstrip())
+        choices = choices_of(info.annotation)
+        values = f" (one of {', '.join(map(str, choices))})" if choices and not groups else ""
+        lines.append(f"{prefix}{name}{shown}{values}  {info.description or ''}".rstrip())
         for group in groups:
             lines += listing(group, f"{prefix}{name}.")
     return lines

@@ -23,7 +23,9 @@ class PhaseConfig(Settings):
         None, description="Tokens of a row in this phase; a whole part of the run's seq_length. Empty: all of it."
     )
     dataset_weights: tuple[float, ...] | None = Field(
-        None, description="Share of each dataset in this phase. Empty: the run's dataset_weights."
+        None,
+        description="Share of each dataset in this phase. Empty: the run's dataset_weights, which must be set "
+        "if another phase has some.",
     )
 
 
@@ -100,7 +102,11 @@ class Curriculum:
             self.phases.append(made)
             step, sample = stop, sample + made.num_samples
         if len({item.weights is None for item in self.phases}) > 1:
-            raise ValueError("some phases have dataset_weights and some have none. Give all of them, or the run's own.")
+            bare = next(n for n, item in enumerate(self.phases, 1) if item.weights is None)
+            raise ValueError(
+                f"phase {bare} of phases has no dataset_weights, and others have. Give it some, or set the run's "
+                "dataset_weights, which then hold for it."
+            )
         self._starts = [phase.first_row for phase in self.phases]
 
     @property

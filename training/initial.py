@@ -112,6 +112,23 @@ def check_same_data(settings: PretrainConfig, initial: Initial, index: Artifact,
     )
 
 
+def other_schedule(settings: PretrainConfig, initial: Initial) -> str | None:
+    """Say whether a run that goes on in mid-course has another schedule than the one before; None if it has not."""
+    run = initial.run
+    if not settings.initial.position or run is None:
+        return None
+    before, now = PretrainConfig.model_validate(run.manifest.config).schedule, settings.schedule
+    at = before.position(initial.info.step, initial.info.consumed_samples)
+    was, is_now = before.learning_rate(at), now.learning_rate(at)
+    if was == is_now and before.decay_end == now.decay_end:
+        return None
+    return (
+        f"the learning rate of step {initial.info.step} was {was:g}, and this run's schedule gives {is_now:g} there "
+        f"(it ends at {now.decay_end}, and the one before at {before.decay_end}). To go on as one run, set "
+        "optimizer.decay_steps to the same number in both"
+    )
+
+
 def _difference(settings: PretrainConfig, initial: Initial, index: Artifact, store: ArtifactStore) -> str | None:
     from preprocessing.samples.prefix import first_difference
 

@@ -146,6 +146,19 @@ class LayoutConfig(Settings):
         return self.schedule == "zero_bubble" or (self.schedule == "1f1b" and self.virtual_pipeline > 1)
 
     @property
+    def axes_text(self) -> str:
+        """Every degree that is used, for a reader."""
+        degrees = {"tensor": self.tensor_parallel, "pipeline": self.pipeline_parallel, "data": self.data_parallel}
+        if self.context_parallel > 1:
+            degrees["context"] = self.context_parallel
+        text = " x ".join(f"{axis} {degree}" for axis, degree in degrees.items())
+        if self.expert_parallel > 1:
+            text += f"; experts over {self.expert_parallel}"
+        if self.virtual_pipeline > 1:
+            text += f"; {self.virtual_pipeline} stages a rank"
+        return text
+
+    @property
     def stages_text(self) -> str:
         """The degrees that make `num_stages`, for a message."""
         virtual = f" x virtual_pipeline ({self.virtual_pipeline})" if self.virtual_pipeline > 1 else ""

@@ -20,7 +20,7 @@ from training.config import PretrainConfig, with_vocab_size
 from training.file_digests import SHA256
 from training.flops import parameter_count, step_flops_per_token
 from training.indices import named_datasets, training_index, validation_indices
-from training.initial import INITIAL, Initial, check_initial, check_same_data, find_initial
+from training.initial import INITIAL, Initial, check_initial, check_same_data, find_initial, other_schedule
 from training.launch import run_ranks
 from training.metrics import METRICS, LastLine, read
 from training.rank import Job
@@ -55,6 +55,11 @@ def pretrain(settings: PretrainConfig, inputs: Mapping[str, Artifact], workspace
     settings = _with_vocabulary(settings, datasets, initial)
     if initial is not None:
         check_initial(settings, initial, datasets)
+    if settings.sft is None and any(item.manifest.config.get("turns") for item in datasets):
+        workspace.progress.note(
+            "warning: the dataset holds conversations, and all of their tokens will give a loss, what is read as well "
+            "as what is said; --sft (sft: {}) takes what is said alone"
+        )
     latest = _newest_checkpoint(workspace)
     _check_batches(settings, latest)
     index = training_index(settings, inputs, workspace)
@@ -73,6 +78,8 @@ def _begun_with(settings: PretrainConfig, initial: Initial, index: Artifact, wor
     if difference is not None:
         workspace.progress.note(f"warning: {difference}; accepted by initial.other_data")
         facts["initial"]["other_data"] = difference
+    if (stretched := other_schedule(settings, initial)) is not None:
+        workspace.progress.note(f"warning: {stretched}")
     taken = "weights" + (", optimizer" if settings.initial.optimizer else "")
     taken += " and position" if settings.initial.position else ""
     workspace.progress.note(f"beginning with {taken} of {initial.folder} (step {initial.info.step})")
@@ -151,8 +158,8 @@ def _train(
     (logs / "result.json").unlink(missing_ok=True)
     layout = settings.layout
     workspace.progress.note(
-        f"{parameter_count(settings.model):,} parameters ({settings.model.family}), {layout.world_size} ranks (tensor "
-        f"{layout.tensor_parallel} x pipeline {layout.pipeline_parallel} x data {layout.data_parallel}), "
+        f"{parameter_count(settings.model):,} parameters ({settings.model.family}), {layout.world_size} ranks "
+        f"({layout.axes_text}), "
         f"{settings.train_steps} steps of {settings.global_batch_size * settings.seq_length:,} tokens"
         + (f" at most, in {len(settings.phases)} phases" if len(settings.phases) > 1 else "")
     )

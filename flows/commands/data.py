@@ -278,7 +278,9 @@ def ingest(
         return
     hints = [
         "next: shardline inspect {path}",
-        "      shardline pretrain --dataset {path} --output run   (settings: shardline schema pretrain --text)",
+        "      shardline pretrain --from RUN --sft --dataset {path} --output tuned"
+        if settings.turns is not None
+        else "      shardline pretrain --dataset {path} --output run   (settings: shardline schema pretrain --text)",
     ]
     run_one(INGEST, settings, where, inputs=inputs, as_json=as_json, track=track, hints=hints)
 

@@ -78,7 +78,7 @@ def pretrain(
 
     Goes on with other data: [bold]shardline pretrain --from run --dataset more -s train_steps=100 --output run2[/bold]
     """
-    from flows.initial import has_model, initial_checkpoint
+    from flows.initial import file_settings, initial_checkpoint
     from flows.model_presets import model_overrides
     from training.config import PretrainConfig
     from training.stage import PRETRAIN
@@ -87,7 +87,7 @@ def pretrain(
     inputs, paths = datasets_among(dataset, where)
     sets = [f"valid_sets.{item}" for item in valid or ()]
     if initial is not None:
-        begun, more = initial_checkpoint(initial, where, takes_model=model is None and not has_model(config))
+        begun, more = initial_checkpoint(initial, where, given=file_settings(config), takes_model=model is None)
         inputs, sets = inputs | begun, [*more, *sets]
     overrides = [
         *model_overrides(model),

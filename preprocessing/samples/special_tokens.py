@@ -81,8 +81,8 @@ def sentinel_tokens(tokenizer: Tokenizer) -> npt.NDArray[np.int64]:
         found.append(token)
     if not found:
         raise ConfigError(
-            f"the tokenizer {tokenizer.source} has no sentinel tokens ({SENTINEL.format(0)} and on), which t5 samples "
-            "need. Train one with tokenizer.special_tokens, or take T5's."
+            f"the tokenizer of {tokenizer.source} has no sentinel tokens ({SENTINEL.format(0)} and on), which t5 "
+            "samples need. Train one with  shardline tokenizer -s special_tokens=[t5]  (100 of them), or take T5's."
         )
     return np.array(found, dtype=np.int64)
 
@@ -91,8 +91,8 @@ def _find(tokenizer: Tokenizer, names: Sequence[str], objective: str) -> int:
     found = next((token for name in names if (token := tokenizer.token_id(name)) is not None), None)
     if found is None:
         raise ConfigError(
-            f"the tokenizer {tokenizer.source} has none of {', '.join(names)}, which {objective} samples need. Train "
-            "one with tokenizer.special_tokens, or take another."
+            f"the tokenizer of {tokenizer.source} has none of {', '.join(names)}, which {objective} samples need. "
+            f"Train one with  shardline tokenizer -s special_tokens=[{objective}], or take another."
         )
     return found
 

@@ -73,6 +73,7 @@ def check_sentinels(tokenizer: Tokenizer, lengths: SpanLengths) -> npt.NDArray[n
     if len(sentinels) < lengths.spans:
         raise ConfigError(
             f"a sample of {lengths.window} tokens has {lengths.spans} spans, but the tokenizer has only "
-            f"{len(sentinels)} sentinels. Use a shorter seq_length or longer spans."
+            f"{len(sentinels)} sentinels. Train one with special_tokens=[t5] (100 of them), or use a shorter "
+            "seq_length or longer spans."
         )
     return sentinels

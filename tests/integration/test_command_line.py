@@ -327,3 +327,17 @@ def test_a_live_flow_beats_often_enough_for_the_rule_that_finds_dead_ones(tmp_pa
     environment = client_environment(Servers("http://127.0.0.1:1", "http://127.0.0.1:2", {}), tmp_path)
 
     assert 3 * int(environment["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"]) <= SILENT_S
+
+
+def test_a_second_settings_file_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a.yaml").write_text("train_steps: 3\n")
+    outcome = shardline(capsys, "pretrain", "--config", "a.yaml", "-c", "a.yaml", "--dataset", "x")
+
+    assert outcome.code == 2 and "--config is given twice" in outcome.err
+
+
+def test_listed_settings_name_their_values(capsys: pytest.CaptureFixture[str]) -> None:
+    outcome = shardline(capsys, "schema", "pretrain", "--text")
+
+    assert "precision [float32] (one of float32, bf16, fp16, float64)" in outcome.out
+    assert "layout.shard [optimizer] (one of none, optimizer, gradients, parameters)" in outcome.out

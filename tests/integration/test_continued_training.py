@@ -158,7 +158,7 @@ def test_a_checkpoint_of_another_tokenizer_is_refused(store: ArtifactStore, firs
 def test_from_takes_the_model_of_the_checkpoint(
     store: ArtifactStore, dataset: Artifact, first: Artifact, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    words = ["-s", "train_steps=9", "-s", "seq_length=32", "-s", "global_batch_size=8", "-s", "valid_batches=0"]
+    words = ["-s", "train_steps=9", "-s", "valid_batches=0"]
     words += ["-s", "initial.optimizer=true", "-s", "initial.position=true", "-s", "split='90,10,0'", "--no-track"]
     more = ["--dataset", dataset.path, "--store", store.root, "-o", tmp_path / "run", "--json"]
 
@@ -167,3 +167,5 @@ def test_from_takes_the_model_of_the_checkpoint(
     assert outcome.code == 0, outcome.err
     assert outcome.data["step"] == 9 and outcome.data["model"]["hidden_size"] == 32
     assert outcome.data["initial"]["folder"] == str(first.path / "step-00000008")
+    assert (outcome.data["seq_length"], outcome.data["consumed_samples"]) == (32, 72)  # 8 rows a step, as before
+    assert "warning: the learning rate of step 8 was" in outcome.err and "optimizer.decay_steps" in outcome.err

@@ -137,6 +137,7 @@ def test_a_pretrained_model_is_fine_tuned_on_what_is_said(
     data = ["--dataset", dataset.path]
     base = shardline(capsys, "pretrain", *data, *words, "-s", "train_steps=3", "-o", tmp_path / "base")
     assert base.code == 0, base.err
+    assert "warning: the dataset holds conversations" in base.err
 
     tuned = shardline(
         capsys, "pretrain", "--from", tmp_path / "base", "--sft", *data, *words, "-s", "train_steps=30", "-s",

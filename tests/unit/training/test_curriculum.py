@@ -61,7 +61,7 @@ def test_phases_of_mixtures_follow_a_growing_batch() -> None:
         ([{"steps": 15}, {"steps": 6}], {}, "have 21 steps, and train_steps is 20"),
         ([{"steps": 15}, {"steps": 4}], {}, "have 19 steps, and train_steps is 20"),
         ([{"steps": 20}, {}], {}, "have 20 steps"),
-        ([{"steps": 4, "dataset_weights": [1, 2]}, {}], {}, "some have none"),
+        ([{"steps": 4, "dataset_weights": [1, 2]}, {}], {}, "phase 2 of phases has no dataset_weights"),
         ([{"seq_length": 256}], {"rampup_batch_size": (4, 4, 8)}, "must keep its rows"),
         ([{"seq_length": 1}], {"layout": {"tensor_parallel": 2}, "train_steps": 512}, "leaves a remainder"),
     ],
