@@ -56,7 +56,7 @@ check: $(STAMP)
 	$(PYTEST) tests/test_architecture.py
 
 bench: $(STAMP)
-	@for name in startup ingest engines clean merge index training_step encoders checkpoint memory conversion; do \
+	@for name in startup ingest engines clean merge index training_step layouts encoders checkpoint memory conversion; do \
 	  echo "== benchmarks/$$name.py"; OMP_NUM_THREADS=1 $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 gpu-check: $(STAMP)
