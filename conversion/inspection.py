@@ -137,7 +137,7 @@ def verify_checkpoint(path: Path) -> list[str]:
     except ShardlineError as error:
         return list(dict.fromkeys([*problems, str(error)]))
     try:
-        damaged = [] if listed and kind == "native" else _damaged_files(checkpoint)
+        damaged = [] if listed and kind == "native" else damaged_files(checkpoint)
         return problems + damaged + _problems(checkpoint)
     finally:
         checkpoint.tensors.close()
@@ -157,7 +157,7 @@ def _problems(checkpoint: Checkpoint) -> list[str]:
     return problems
 
 
-def _damaged_files(checkpoint: Checkpoint) -> list[str]:
+def damaged_files(checkpoint: Checkpoint) -> list[str]:
     """Files of a step folder given by itself; folders of several steps are checked by their list."""
     if checkpoint.format in ("megatron", "mcore_dist", "dcp"):
         try:

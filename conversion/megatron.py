@@ -45,6 +45,7 @@ def open_megatron(path: Path, step: int | None) -> Checkpoint:
     files = FileReader()
     try:
         pieces = _gathered(folder, ranks, args, files)
+        _refuse_copies(folder, pieces, files)
     finally:
         files.close()
     rows = sum(part.stored.shape[0] for part in pieces.parts[EMBEDDING]) if EMBEDDING in pieces.parts else 0
@@ -116,6 +117,25 @@ def _gathered(folder: Path, ranks: list[RankFile], args: MegatronArguments, file
                 own = states[number][place] if states is not None else {}
                 _place(folder, pieces, rank, weight, name, own, args, qkv, files)
     return pieces
+
+
+def _refuse_copies(folder: Path, pieces: _Pieces, files: FileReader) -> None:
+    """Refuse tensor-parallel parts that are copies of each other: one file stands there twice.
+
+    Raises:
+        InputError: The parts of the embedding and of a projection are the same, and not of one value.
+    """
+    for name in (EMBEDDING, "layers.0.attn.qkv.weight", "layers.0.attn.out.weight"):
+        parts = pieces.parts.get(name, [])
+        if len(parts) < 2 or parts[0].stored.shape != parts[1].stored.shape:
+            return
+        first, second = (read_stored(files, part.stored) for part in parts[:2])
+        if not equal_bits(first, second) or bool((first == first.flatten()[0]).all()):
+            return
+    raise InputError(
+        f"{parts[1].stored.path} holds the same part of the model as {parts[0].stored.path}, and they should be two "
+        "different ones. A folder has been copied over another; restore it."
+    )
 
 
 def _local_weights(

@@ -62,7 +62,10 @@ def iteration_folder(path: Path, step: int | None) -> Path:
     tracker = path / TRACKER
     if tracker.is_file():
         text = tracker.read_text(encoding="utf-8", errors="replace").strip()
-        folder = path / ("release" if text == "release" else f"iter_{int(text):07d}" if text.isdigit() else text)
+        is_number = text.isascii() and text.isdecimal() and len(text) < 12
+        if text != "release" and not is_number:
+            raise InputError(f"{tracker} holds {text[:40]!r}, and a number or release is needed. Give it with --step.")
+        folder = path / ("release" if text == "release" else f"iter_{int(text):07d}")
         if not folder.is_dir():
             raise InputError(f"{tracker} names {text!r}, and {folder} is not there. Give the iteration with --step.")
         return folder
@@ -107,7 +110,32 @@ def read_ranks(folder: Path) -> tuple[list[RankFile], MegatronArguments]:
     if len(found) > len(wanted):
         extra = next(rank for rank in ranks if (rank.tp, rank.pp, rank.ep) not in set(wanted))
         raise InputError(f"{extra.folder} is one part too many; args say {numbers}.")
+    _check_writers(ranks, args)
     return sorted(ranks, key=lambda rank: (rank.pp, rank.ep, rank.tp)), args
+
+
+def _check_writers(ranks: Sequence[RankFile], args: MegatronArguments) -> None:
+    """Make sure that folders hold what their names say, by the number of the rank that each file's args name.
+
+    Files that one process wrote for all ranks, as converters do, name one rank; nothing is learned from them.
+
+    Raises:
+        InputError: Folders have been renamed, or one is a copy of another.
+    """
+    writers = [MegatronArguments(rank.folder / MODEL_FILE, rank.content.get("args")).get("rank") for rank in ranks]
+    if len(set(writers)) < 2 or not all(isinstance(writer, int) for writer in writers):
+        return
+    world, pp_size = args.size("world_size", default=0), args.pipeline_parallel
+    for rank, writer in zip(ranks, writers, strict=True):
+        is_tp = writer % args.tensor_parallel == rank.tp
+        # Pipeline ranks are the outermost, unless the run said otherwise.
+        is_known = world % pp_size == 0 and world > 0 and not args.get("use_tp_pp_dp_mapping")
+        is_pp = not is_known or writer // (world // pp_size) == rank.pp
+        if not is_tp or not is_pp or writers.count(writer) > 1:
+            raise InputError(
+                f"{rank.folder / MODEL_FILE} was written by rank {writer} of {world}, which is another part than the "
+                "folder's name says, or stands there twice. Folders have been renamed or copied; restore them."
+            )
 
 
 def _content(folder: Path) -> Mapping[str, Any]:

@@ -144,7 +144,7 @@ class MegatronTarget:
         info = self.source.info
         parameters = list(local_parameters(self.model, self.layout, pp, tp))
         content: dict[str, Any] = {
-            "args": self._arguments(),
+            "args": self._arguments(pp * self.layout.tensor_parallel + tp),
             "checkpoint_version": 3.0,
             "iteration": info.step,
             "model": {p.name: self._weight(p) for p in parameters},
@@ -220,7 +220,7 @@ class MegatronTarget:
                 block = block if moment else self.caster(name, block)
                 yield memory_of(block.to(dtype).contiguous())
 
-    def _arguments(self) -> argparse.Namespace:
+    def _arguments(self, rank: int) -> argparse.Namespace:
         model, info, layout = self.model, self.source.info, self.layout
         rows = model.padded_vocab_size
         is_bf16 = self.has_masters or self.dtype("embedding.word.weight") == torch.bfloat16
@@ -232,6 +232,7 @@ class MegatronTarget:
             "context_parallel_size": 1,
             "world_size": layout.tensor_parallel * layout.pipeline_parallel,
             "data_parallel_size": 1,
+            "rank": rank,
             "num_layers": model.num_layers,
             "encoder_num_layers": model.num_layers,
             "hidden_size": model.hidden_size,

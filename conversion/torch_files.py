@@ -10,7 +10,7 @@ import pickle
 import zipfile
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,9 @@ import torch
 
 from contracts.errors import InputError
 from conversion.catalogue import Shape, num_elements
+from training.safe_pickle import refuse_bombs
 
-_PICKLE_BYTES = 2**28
+_PICKLE_BYTES = 2**26
 _BLOCK_BYTES = 8 * 2**20
 # Classes of these packages are kept as inert values; none of them is imported.
 _FRAMEWORKS = ("megatron", "transformer_engine", "apex", "deepspeed", "numpy", "argparse", "types", "signal", "pathlib")
@@ -103,9 +104,13 @@ def read_torch_file(path: Path) -> Any:
             if "byteorder" in members and archive.read(members["byteorder"]) != b"little":
                 raise InputError(f"{path}: its bytes are not little-endian, which is not supported.")
             described = members["data.pkl"]
-            if described.file_size > _PICKLE_BYTES:
-                raise InputError(f"{path}: its description has {described.file_size} bytes; no checkpoint needs that.")
+            if described.file_size > _PICKLE_BYTES or described.compress_type != zipfile.ZIP_STORED:
+                raise InputError(
+                    f"{path}: its description has {described.file_size} bytes or is compressed; no checkpoint needs "
+                    "that."
+                )
             data = archive.read(described)
+        refuse_bombs(data)
         return _Unpickler(data, path, places).load()
     except InputError:
         raise
@@ -194,7 +199,7 @@ class _Unpickler(pickle.Unpickler):
             ("_codecs", "encode"): _encoded,
             ("builtins", "set"): set,
             ("builtins", "frozenset"): frozenset,
-            ("builtins", "bytearray"): bytearray,
+            ("builtins", "bytearray"): _bytes_of,
             ("torch", "Size"): tuple,
         }
         if (module, name) in known:
@@ -241,8 +246,11 @@ def _parameter(tensor: Any, *_: Any) -> Any:
     return tensor
 
 
+def _bytes_of(data: Any = b"", *_: Any) -> bytes:
+    if not isinstance(data, bytes):  # a number would ask for as much memory
+        raise pickle.UnpicklingError("it makes a bytearray of something that is no bytes")
+    return data
+
+
 def _encoded(text: str, encoding: str = "latin1") -> bytes:
     return text.encode("latin1" if encoding == "latin1" else "utf-8")
-
-
-Reader = Callable[[Path], Any]

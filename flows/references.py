@@ -7,6 +7,7 @@ from contracts.artifact import MANIFEST, Artifact, read_artifact
 from contracts.errors import ConfigError
 from contracts.references import as_path
 from contracts.store import ArtifactStore
+from training.step_folders import is_native
 
 
 def resolve_inputs(references: Mapping[str, str], store: ArtifactStore) -> dict[str, Artifact]:
@@ -25,6 +26,8 @@ def artifact_at(reference: str, store: ArtifactStore, kinds: tuple[str, ...] = (
         ConfigError: It names an artifact of another kind than asked for, or is neither path nor artifact.
     """
     path = as_path(reference)
+    if path is not None and is_native(path):  # a step folder of a run, which has a manifest of its own kind
+        return None
     if path is not None and (path / MANIFEST).is_file():
         artifact = read_artifact(path)
     elif path is not None or _is_pair(reference):

@@ -6,6 +6,7 @@ named here, so a checkpoint from a stranger can at worst be refused.
 
 import io
 import pickle
+import pickletools
 from collections import OrderedDict
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -70,6 +71,21 @@ class _MetadataUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it names {module}.{name}, which no checkpoint metadata needs")
 
 
+_MEMO = {"PUT", "BINPUT", "LONG_BINPUT", "GET", "BINGET", "LONG_BINGET"}
+
+
+def refuse_bombs(data: bytes) -> None:
+    """Refuse a pickle that asks for a table of more places than it has bytes: a few bytes could take all memory.
+
+    Raises:
+        pickle.UnpicklingError: It does.
+        ValueError: It is no pickle.
+    """
+    for operation, argument, _ in pickletools.genops(data):
+        if operation.name in _MEMO and isinstance(argument, int) and argument > len(data):
+            raise pickle.UnpicklingError(f"it remembers {argument} objects, and has {len(data)} bytes")
+
+
 def read_dcp_metadata(folder: Path) -> Metadata:
     """Read the `.metadata` of a checkpoint folder written by `torch.distributed.checkpoint`.
 
@@ -78,7 +94,9 @@ def read_dcp_metadata(folder: Path) -> Metadata:
     """
     path = folder / ".metadata"
     try:
-        found = _MetadataUnpickler(io.BytesIO(path.read_bytes())).load()
+        data = path.read_bytes()
+        refuse_bombs(data)
+        found = _MetadataUnpickler(io.BytesIO(data)).load()
     except FileNotFoundError:
         raise InputError(f"{folder}: the checkpoint has no .metadata, so its save did not finish.") from None
     except Exception as error:  # a damaged pickle can raise anything

@@ -228,6 +228,8 @@ def native_problem(folder: Path, digests: bool) -> str | None:
         info = read_info(folder)
     except InputError as error:
         return str(error)
+    if re.fullmatch(r"step-\d{8}", folder.name) and folder.name != step_folder_name(info.step):
+        return f"its manifest is that of step {info.step}, so the folder has been renamed"
     for name, facts in info.files.items():
         path = folder / name
         if not path.is_file():

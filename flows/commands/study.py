@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from contracts.errors import ConfigError
+from contracts.errors import ConfigError, InputError
 from contracts.store import ArtifactStore
 from flows.options import ConfigOption, JsonOption, ModelOption, SetOption, StoreOption, show, store_at
 from flows.references import artifact_at
@@ -39,10 +39,14 @@ def inspect(
     path = artifact.path if artifact is not None else Path(reference)
     found = inspect_path(path, artifact)
     if digest:
+        from conversion.inspection import damaged_files
         from conversion.model_digest import model_digest
         from conversion.reading import open_checkpoint
 
-        found["model_digest"] = model_digest(open_checkpoint(path))
+        checkpoint = open_checkpoint(path)
+        if damaged := damaged_files(checkpoint):
+            raise InputError(f"{damaged[0]}. There is no digest of damaged weights.")
+        found["model_digest"] = model_digest(checkpoint)
     if as_json:
         show(found)
     else:

@@ -10,7 +10,7 @@ from command_line import shardline
 from conversion_cases import convert, published, random_model, write_random
 from whole_checkpoint import whole_tensors
 
-from contracts.errors import ConfigError
+from contracts.errors import ConfigError, InputError
 from conversion.config import ReshapeConfig
 from conversion.inspection import compare_checkpoints, inspect_checkpoint, verify_checkpoint
 from conversion.model_digest import model_digest
@@ -150,3 +150,23 @@ def test_a_model_has_one_digest_in_every_format_and_layout(tmp_path, family, cap
     assert model_digest(open_checkpoint(other)) != digests[0]
     shown = shardline(capsys, "inspect", cut, "--digest", "--json")
     assert shown.data["model_digest"] == digests[0]
+
+
+def test_a_renamed_step_folder_is_no_checkpoint_of_its_name(tmp_path):
+    write_random(tmp_path / "run", random_model("gpt2"), step=9)
+    (tmp_path / "run" / "step-00000009").rename(tmp_path / "run" / "step-00000012")
+
+    assert any("manifest is that of step 9" in line for line in verify_checkpoint(tmp_path / "run"))
+    with pytest.raises(InputError, match="no checkpoint is whole"):
+        open_checkpoint(tmp_path / "run")
+
+
+def test_damaged_weights_have_no_digest(tmp_path, capsys):
+    source = write_random(tmp_path / "source", random_model("gpt2"))
+    data = bytearray((source / "__0_0.distcp").read_bytes())
+    data[3000] ^= 4
+    (source / "__0_0.distcp").write_bytes(data)
+
+    shown = shardline(capsys, "inspect", source, "--digest")
+
+    assert shown.code == 1 and "There is no digest of damaged weights" in shown.err

@@ -2,7 +2,9 @@
 
 import argparse
 import os
+import pickle
 import shutil
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from conversion.assembled import read_stored
 from conversion.catalogue import Checkpoint, equal_bits
 from conversion.file_reading import FileReader
 from conversion.logits import logits_of
+from conversion.megatron_folder import iteration_folder
 from conversion.reading import open_checkpoint
 from conversion.torch_files import read_torch_file, tensors_in
 
@@ -245,3 +248,59 @@ def test_what_megatron_cannot_express_is_refused(changes: dict[str, Any], messag
     with pytest.raises(ConfigError, match=message):
         convert(source, tmp_path / "out", to="megatron", pipeline_parallel=2)
     assert not (tmp_path / "out").exists()
+
+
+def _swapped(folder: Path) -> None:
+    (folder / "mp_rank_00").rename(folder / "x")
+    (folder / "mp_rank_01").rename(folder / "mp_rank_00")
+    (folder / "x").rename(folder / "mp_rank_01")
+
+
+def _copied(folder: Path) -> None:
+    shutil.rmtree(folder / "mp_rank_01")
+    shutil.copytree(folder / "mp_rank_00", folder / "mp_rank_01")
+
+
+@pytest.mark.parametrize("is_stamped", [True, False])
+@pytest.mark.parametrize("change", [_swapped, _copied])
+def test_parts_under_other_names_are_refused(change: Any, is_stamped: bool, tmp_path: Path) -> None:
+    made = convert(write_random(tmp_path / "s", random_model("gpt2")), tmp_path / "m", to="megatron", tensor_parallel=2)
+    folder = tmp_path / "bad" / "iter_0000007"
+    shutil.copytree(made.path / "iter_0000007", folder)
+    change(folder)
+    if not is_stamped:  # as converters write them: one rank for all; then a copy can be seen, and an exchange not
+        for path in folder.rglob("model_optim_rng.pt"):
+            content = torch.load(path, weights_only=False)
+            content["args"].rank = 0
+            torch.save(content, path)
+        if change is _swapped:
+            return
+
+    with pytest.raises(InputError, match=r"was written by rank|holds the same part of the model"):
+        convert(folder, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("text", ["\u00b2", "../other", "/etc", "99999999999999999999"])
+def test_a_tracker_that_is_no_number_leads_nowhere(text: str, tmp_path: Path) -> None:
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text(text)
+
+    with pytest.raises(InputError, match="a number or release is needed"):
+        iteration_folder(tmp_path, None)
+
+
+@pytest.mark.parametrize(
+    "pickled",
+    [
+        pickle.dumps({}, 2)[:-1] + b"r" + (2**28).to_bytes(4, "little") + b".",
+        b"cbuiltins\nbytearray\n(J\x00\x94\x35\x77tR.",
+    ],
+    ids=["a table of 2^28 places", "2 GB of zeros"],
+)
+def test_a_pickle_that_asks_for_all_memory_is_refused(pickled: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "model_optim_rng.pt"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", pickled)
+
+    with pytest.raises(InputError, match="refused"):
+        read_torch_file(path)
