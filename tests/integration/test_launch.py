@@ -104,7 +104,7 @@ def test_ranks_that_hang_are_ended_with_the_stacks_of_each(tmp_path: Path) -> No
     with pytest.raises(
         ShardlineError, match=r"No rank got on for \d+ s .*rank 0: training step 3; rank 1: training step 2"
     ):
-        _run("hang in a step", tmp_path, hang_timeout_s=3)
+        _run("hang in a step", tmp_path, hang_timeout_s=8)
 
     for rank in (0, 1):
         stacks = (tmp_path / "logs" / f"rank-{rank}.stacks").read_text()
@@ -114,7 +114,7 @@ def test_ranks_that_hang_are_ended_with_the_stacks_of_each(tmp_path: Path) -> No
 
 
 def test_a_rank_that_gets_on_slowly_does_not_hang(tmp_path: Path) -> None:
-    _run("slow", tmp_path, hang_timeout_s=4)
+    _run("slow", tmp_path, hang_timeout_s=8)
     _assert_gone(tmp_path)
 
 

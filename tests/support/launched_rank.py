@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> None:
         beat = Beat()
         for step in range(12):
             beat(f"training step {step}")
-            time.sleep(0.5)
+            time.sleep(0.9)
     if mode == "config" and rank == 1:
         raise ConfigError("layout.tensor_parallel is wrong. Use 2.")
     if mode == "crash" and rank == 1:
