@@ -107,7 +107,7 @@ class LayoutConfig(Settings):
             if ranks % value:
                 raise ValueError(
                     f"{self.data_text} = {ranks} / {name} ({value}) leaves a remainder of {ranks % value}. "
-                    f"{choices(name, ranks, value)}."
+                    f"{choices(name, ranks, value)}. Or make data_parallel a multiple of {value}."
                 )
         if shared is not None and shared % dealt and dealt % shared:
             raise ValueError(
