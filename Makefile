@@ -56,8 +56,9 @@ check: $(STAMP)
 	$(PYTEST) tests/test_architecture.py
 
 bench: $(STAMP)
-	@for name in startup ingest engines clean merge index training_step layouts encoders checkpoint memory conversion; do \
-	  echo "== benchmarks/$$name.py"; OMP_NUM_THREADS=1 $(BIN)/python benchmarks/$$name.py || exit 1; done
+	@missed=; for name in startup ingest engines clean merge index training_step layouts encoders checkpoint memory conversion; do \
+	  echo "== benchmarks/$$name.py"; OMP_NUM_THREADS=1 $(BIN)/python benchmarks/$$name.py || missed="$$missed $$name"; done; \
+	test -z "$$missed" || { echo "goals missed in:$$missed"; exit 1; }
 
 gpu-check: $(STAMP)
 	$(BIN)/python infra/gpu_check.py
