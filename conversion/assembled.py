@@ -71,10 +71,6 @@ class AssembledCatalogue:
             self._files.read_box(stored.path, stored.start, stored.shape, shifted(common, part.first), place)
         return out
 
-    def read_stored(self, stored: StoredTensor) -> Tensor:
-        """Return a stored tensor as it is."""
-        return read_stored(self._files, stored)
-
     def close(self) -> None:
         self._files.close()
 

@@ -56,6 +56,10 @@ class ReshapeConfig(Settings):
                 f"to: huggingface writes whole tensors, so tensor_parallel ({self.tensor_parallel}), pipeline_parallel "
                 f"({self.pipeline_parallel}) and data_parallel ({self.data_parallel}) must be 1."
             )
+        if self.logits and (self.average or self.vocab_size is not None):
+            raise ValueError(
+                "logits compares a model with itself; average and vocab_size make another. Leave logits out."
+            )
         if self.to == "megatron" and self.data_parallel > 1:
             raise ValueError(
                 "to: megatron writes one file for all data-parallel ranks; "

@@ -84,8 +84,21 @@ class MegatronTarget:
         precision = source.info.extra.get("precision")
         weights = source.info.parameters
         is_float32 = all(self.caster.dtype_of(n, source.tensors.entries[n].dtype) == torch.float32 for n in weights)
+        if has_optimizer:
+            self._check_optimizer(is_float32=is_float32)
         self.has_masters = has_optimizer and precision == "bf16" and is_float32
         self.ranks = [(pp, tp) for pp in range(layout.pipeline_parallel) for tp in range(layout.tensor_parallel)]
+
+    def _check_optimizer(self, *, is_float32: bool) -> None:
+        entries = self.source.tensors.entries
+        states = [f"{OPTIMIZER_PREFIX}{name}.{moment}" for name in self.source.info.parameters for moment in MOMENTS]
+        if any(name not in entries for name in states):
+            raise ConfigError("to: megatron writes Adam's state, and the checkpoint has another. Use --no-optimizer.")
+        if not is_float32:
+            raise ConfigError(
+                "to: megatron keeps the optimizer of float32 weights; rounded to 16 bits they would lose what it works "
+                "on. Leave dtype out, or use --no-optimizer."
+            )
 
     def dtype(self, name: str) -> torch.dtype:
         return self.caster.dtype_of(name, self.source.tensors.entries[name].dtype)

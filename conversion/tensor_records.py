@@ -17,6 +17,7 @@ from torch import Tensor
 
 from conversion.catalogue import Shape, num_elements
 from conversion.file_reading import FileReader
+from conversion.torch_files import STORAGES, follows
 
 _DESCRIPTION_BYTES = 4096
 _EDGE_BYTES = 2048
@@ -84,7 +85,7 @@ def read_record(
         raise ValueError("it reaches beyond its data")
     if min(described.stride, default=0) < 0:
         raise ValueError("it has a negative stride")
-    is_contiguous = _is_contiguous(described.size, described.stride)
+    is_contiguous = follows(described.size, described.stride)
     first = start + described.offset * dtype.itemsize
     return TensorRecord(start, described.offset, numel, tuple(described.stride), is_contiguous, first)
 
@@ -107,15 +108,6 @@ def is_as_written(files: FileReader, path: Path, offset: int, length: int) -> bo
             start, left = start + len(block), left - len(block)
         if total != item.CRC:
             return False
-    return True
-
-
-def _is_contiguous(size: Shape, stride: Shape) -> bool:
-    expected = 1
-    for length, step in zip(reversed(size), reversed(stride), strict=True):
-        if length != 1 and step != expected:
-            return False
-        expected *= length
     return True
 
 
@@ -171,26 +163,12 @@ class _Window(io.RawIOBase):
         return len(data)
 
 
-_STORAGES = {
-    "DoubleStorage": torch.float64,
-    "FloatStorage": torch.float32,
-    "HalfStorage": torch.float16,
-    "BFloat16Storage": torch.bfloat16,
-    "LongStorage": torch.int64,
-    "IntStorage": torch.int32,
-    "ShortStorage": torch.int16,
-    "CharStorage": torch.int8,
-    "ByteStorage": torch.uint8,
-    "BoolStorage": torch.bool,
-}
-
-
 class _RecordUnpickler(pickle.Unpickler):
     """Reads the description of one tensor; nothing but its few names can be looked up."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if module == "torch" and name in _STORAGES:
-            return _STORAGES[name]
+        if module == "torch" and name in STORAGES:
+            return STORAGES[name]
         if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
             return _describe
         if (module, name) == ("collections", "OrderedDict"):

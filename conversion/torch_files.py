@@ -25,7 +25,7 @@ _PICKLE_BYTES = 2**26
 _BLOCK_BYTES = 8 * 2**20
 # Classes of these packages are kept as inert values; none of them is imported.
 _FRAMEWORKS = ("megatron", "transformer_engine", "apex", "deepspeed", "numpy", "argparse", "types", "signal", "pathlib")
-_STORAGES = {
+STORAGES = {
     "DoubleStorage": torch.float64,
     "FloatStorage": torch.float32,
     "HalfStorage": torch.float16,
@@ -204,8 +204,8 @@ class _Unpickler(pickle.Unpickler):
         }
         if (module, name) in known:
             return known[module, name]
-        if module == "torch" and name in _STORAGES:
-            return _STORAGES[name]
+        if module == "torch" and name in STORAGES:
+            return STORAGES[name]
         if module == "torch" and name in _DTYPES:
             return _DTYPES[name]
         package = module.partition(".")[0]
@@ -230,10 +230,11 @@ class _Unpickler(pickle.Unpickler):
         last = offset + sum((n - 1) * step for n, step in zip(shape, steps, strict=True))
         if num_elements(shape) and (offset < 0 or last >= numel or min(steps, default=0) < 0):
             raise InputError(f"{self._path}: a tensor of shape {list(shape)} reaches beyond its data.")
-        return StoredTensor(self._path, start + offset * dtype.itemsize, dtype, shape, _follows(shape, steps))
+        return StoredTensor(self._path, start + offset * dtype.itemsize, dtype, shape, follows(shape, steps))
 
 
-def _follows(shape: Shape, stride: Shape) -> bool:
+def follows(shape: Shape, stride: Shape) -> bool:
+    """Say whether elements of these strides follow each other, row by row."""
     expected = 1
     for length, step in zip(reversed(shape), reversed(stride), strict=True):
         if length != 1 and step != expected:

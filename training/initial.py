@@ -135,10 +135,10 @@ def _difference(settings: PretrainConfig, initial: Initial, index: Artifact, sto
     run = initial.run
     if run is None or "index_fingerprint" not in run.summary:
         return f"{initial.folder} lies in no run of its own any more, so nothing says which samples it has read"
-    before = PretrainConfig.model_validate(run.manifest.config).curriculum
+    before, after = PretrainConfig.model_validate(run.manifest.config).curriculum, settings.curriculum
     rows = initial.info.consumed_samples
     step = settings.global_batch_size
-    if any(before.place(row) != settings.curriculum.place(row) for row in [*range(0, rows, step), rows - 1]):
+    if any(before.place(row) != after.place(row) for row in [*range(0, rows, step), rows - 1]):
         return f"the phases of {run.path} up to its step {initial.info.step} are not those of this run"
     was, now = str(run.summary["index_fingerprint"]), index.fingerprint
     if was == now:

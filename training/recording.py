@@ -79,10 +79,9 @@ class _Lines:
     """The lines of `metrics.jsonl`."""
 
     def __init__(self, trainer: Trainer, output: Path, peak: float) -> None:
-        config = trainer.config
         self.trainer = trainer
         self.peak = peak
-        self.curriculum = config.curriculum
+        self.curriculum = trainer.curriculum
         self.writer = MetricsWriter(output / METRICS, after_step=trainer.step)
         self.since_s, self.since_samples = 0.0, trainer.consumed_samples
         self.tokens_per_s: float | None = None

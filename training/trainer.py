@@ -92,6 +92,7 @@ class Trainer:
         self.engine = make_engine(self.stages, mesh, config)
         self.finisher = GradientFinisher(self.parameters, mesh, shared=self.stages[0].shared)
         self.schedule = config.schedule
+        self.curriculum = config.curriculum
         self.guard = Guard(config.stability)
         self.scaler = LossScaler(config.loss_scale) if config.precision == "fp16" else None
         self.step = 0
@@ -168,7 +169,7 @@ class Trainer:
 
     def _engine(self, rows: int) -> Engine:
         """Return the engine for the next batch, of `rows`: a pipeline has a fixed number and shape of micro-batches."""
-        length = self.config.curriculum.phase_at(self.consumed_samples).seq_length
+        length = self.curriculum.phase_at(self.consumed_samples).seq_length
         is_usual = (rows, length) == (self.config.global_batch_size, self.config.seq_length)
         if is_usual or self.mesh.size("pp") == 1:
             return self.engine

@@ -117,8 +117,8 @@ def pretrain(
 def reshape(
     checkpoint: CheckpointOption,
     to: Annotated[Literal["native", "huggingface", "megatron"] | None, typer.Option(help="Format to write.")] = None,
-    tensor_parallel: Annotated[int | None, typer.Option(help="Degree of a native target.")] = None,
-    pipeline_parallel: Annotated[int | None, typer.Option(help="Degree of a native target.")] = None,
+    tensor_parallel: Annotated[int | None, typer.Option(help="Degree of a native or Megatron target.")] = None,
+    pipeline_parallel: Annotated[int | None, typer.Option(help="Degree of a native or Megatron target.")] = None,
     step: StepOption = None,
     dtype: Annotated[
         Literal["keep", "float32", "bf16", "float16"] | None, typer.Option(help="Type of the weights.")

@@ -174,17 +174,7 @@ def test_a_published_bf16_model_keeps_its_bits_and_its_logits_up_to_bf16(tmp_pat
     torch.testing.assert_close(logits, expected["logits"], rtol=0, atol=0.05)
 
 
-@pytest.mark.parametrize("name", ["bert", "t5_v1_0"])
-def test_a_published_encoder_survives_the_round_trip_bit_by_bit(tmp_path, name):
-    folder = published(name)
-
-    back = convert(convert(folder, tmp_path / "native", pipeline_parallel=2), tmp_path / "back", to="huggingface")
-
-    a, b = (safetensors.torch.load_file(path / "model.safetensors") for path in (folder, back.path))
-    assert a.keys() == b.keys() and all(equal_bits(a[key], b[key]) for key in a)
-
-
-@pytest.mark.parametrize("name", ["gpt2", "llama_gqa"])
+@pytest.mark.parametrize("name", ["gpt2", "llama_gqa", "bert", "t5_v1_0"])
 def test_a_published_model_survives_the_round_trip_bit_by_bit(tmp_path, name):
     folder = published(name)
 
@@ -193,7 +183,8 @@ def test_a_published_model_survives_the_round_trip_bit_by_bit(tmp_path, name):
     a, b = (safetensors.torch.load_file(path / "model.safetensors") for path in (folder, back.path))
     assert a.keys() == b.keys() and all(equal_bits(a[key], b[key]) for key in a)
     config = json.loads((back.path / "config.json").read_text())
-    assert (config["bos_token_id"], config["eos_token_id"]) == (1, 2)
+    if name in ("gpt2", "llama_gqa"):
+        assert (config["bos_token_id"], config["eos_token_id"]) == (1, 2)
 
 
 def test_a_model_of_another_architecture_is_refused_in_one_line(tmp_path):

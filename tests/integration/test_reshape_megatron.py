@@ -304,3 +304,14 @@ def test_a_pickle_that_asks_for_all_memory_is_refused(pickled: bytes, tmp_path: 
 
     with pytest.raises(InputError, match="refused"):
         read_torch_file(path)
+
+
+def test_an_optimizer_that_megatron_has_no_place_for_is_refused(tmp_path: Path) -> None:
+    source = write_random(tmp_path / "source", random_model("gpt2"))
+    with pytest.raises(ConfigError, match=r"keeps the optimizer of float32 weights"):
+        convert(source, tmp_path / "out", to="megatron", dtype="bf16")
+    made = convert(source, tmp_path / "bf16", to="megatron", dtype="bf16", optimizer=False)
+
+    assert made.summary["dtype"] == "bfloat16"
+    with pytest.raises(ValueError, match=r"Leave logits out"):
+        convert(source, tmp_path / "out", logits=True, vocab_size=90)
